@@ -204,10 +204,10 @@ class ToolMap:
             return Call(tool.kind)
         paths = list(dict.fromkeys(map(_normalised, self._paths(tool, values, arguments))))[:MOST_PATHS]
         names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        first, last = self._range(tool, values)
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
             repeat_key = _repeat_key(name, values, arguments)
-        first, last = self._range(tool, values)
         if large:
             dismantle(values)
         digests, name_digests = tuple(map(short_digest, paths)), tuple(map(text_crc, names))

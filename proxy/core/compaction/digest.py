@@ -11,10 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from math import log2
 from string import ascii_letters, digits
 
-from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, NameFinder, without_line_numbers
+from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, Names
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import Arguments, ReadArguments
@@ -28,13 +27,6 @@ FILE_SHARE = 0.1
 
 Numbers may also take what the other names leave over.
 """
-
-WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
-CALLED = 1.5
-"""The worth of a mention: in a text by role, and in the arguments of a call."""
-
-OLDEST = 0.6
-"""The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
 SMOOTH = 3.0
 """Tokens added to the size of a name, so that the shortest do not always win."""
@@ -54,12 +46,6 @@ BYTES_A_TOKEN = 5
 Of 16,000 recorded names the guess is within a tenth of the count, give or take a tenth.
 """
 
-LEAST_SEARCHED, MOST_SEARCHED = 1_000, 40_000
-"""Names after which no further result is searched, at least and at most; and after which no further text is.
-
-Between them a result is searched while there are fewer names than half of the digest's tokens: most names take five.
-"""
-
 LONG_ENTRY = 16
 """Tokens that few entries of a list take: so many of them are counted together as fit in the room if all do."""
 
@@ -67,10 +53,6 @@ _RUN = lazy_pattern(r"[A-Za-z0-9]+")
 
 LABEL = 6
 """Tokens of the words around an error line or a command."""
-
-_TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
-TIME = 0.3
-"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
 STANDARD_WORTH = 0.3
 """The worth of a name in a standard library, as a share of that of other names."""
@@ -129,7 +111,7 @@ def digest_of(
     if arguments is None:
         arguments = ReadArguments()
     calls = [[arguments[text] for _, text in entry.calls] for entry in entries]
-    names = _Names(entries, calls, tokens)
+    names = Names(entries, calls, tokens)
     errors, error_tokens = fill(
         (line for line in _error_lines(entries) if line not in known), tokens * ERROR_SHARE, count
     )
@@ -167,59 +149,6 @@ def digest_of(
     )
 
 
-class _Names:
-    """The names in *entries* and in the arguments of their *calls*, and the mentions of each.
-
-    ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
-    by which the newest mention of each name raises its worth. Names of people and places count only if there is no
-    call. Older results are not searched if the newer texts have many more names than a digest of *tokens* can show.
-    """
-
-    def __init__(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], tokens: int) -> None:
-        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
-        self.recency: dict[str, float] = {}
-        self.is_chat = not any(calls)
-        self._finder = NameFinder()
-        most = min(max(LEAST_SEARCHED, tokens // 2), MOST_SEARCHED)
-        for index in range(len(entries) - 1, -1, -1):
-            entry = entries[index]
-            recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
-            if entry.role == "tool":
-                self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
-            else:
-                self._add(entry.text, WRITTEN[entry.role], recency)
-            for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
-                self._add(called, CALLED, recency)
-
-    def numbers(self) -> set[str]:
-        """The names that are numbers, and no titles."""
-        return self._finder.numbers - self._finder.titles
-
-    def worths(self) -> dict[str, float]:
-        """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
-        mentioned: dict[str, float] = {}
-        for worth, times in self.mentions.items():
-            worth_of = {number: worth * log2(1 + number) for number in set(times.values())}
-            for name, number in times.items():
-                mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
-        recency = self.recency
-        worths = {name: worth * recency[name] for name, worth in mentioned.items()}
-        for name in filter(_TIME.fullmatch, self.numbers()):
-            worths[name] *= TIME
-        return worths
-
-    def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
-        """Add a mention of each name in *text*, unless there are *most* names."""
-        if len(self.recency) >= most:
-            return
-        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
-        times, newest = self.mentions[worth], self.recency
-        written = worth > WRITTEN["tool"]
-        for name in self._finder.names_in(text, phrases=written, people=written and self.is_chat):
-            times[name] = times.get(name, 0) + 1
-            newest.setdefault(name, recency)
-
-
 def quoted(text: str) -> str:
     """*text* in quotation marks that nothing inside it can end."""
     inside = text.replace("“", "'").replace("”", "'")
@@ -234,8 +163,8 @@ def ranked(worths: Mapping[str, float]) -> Iterator[str]:
         size = max(fewest, 1 + len(name.encode("utf-8", "replace")) / BYTES_A_TOKEN)
         by_value[worths[name] / (size + SMOOTH)].append(name)
     # Names of few texts with few tokens each: few values are different, so names are sorted by value, then by name.
-    for value in sorted(by_value, reverse=True):
-        yield from sorted(by_value[value])
+    groups = map(by_value.__getitem__, sorted(by_value, reverse=True))
+    return chain.from_iterable(map(sorted, groups))
 
 
 def fewest_tokens(names: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Finds names in text: by their letters, digits and signs, or by what language shows of them.
+"""Finds names in texts and weighs their mentions: by their letters, digits and signs, or by what language shows.
 
 Dates in words, people and places are read in what users and models write. Names of people and places count in a
 conversation without calls only: where a model works with tools, capitals inside a sentence mostly begin a heading or a
@@ -8,9 +8,14 @@ product's name.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain, islice
+from math import log2
 
+from proxy.core.conversation import ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_table import Arguments
 
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""
@@ -23,6 +28,19 @@ MOST_NAMES = 40_000
 
 WINDOW = 65_536
 """Characters of a text that are searched at a time."""
+
+LEAST_SEARCHED, MOST_SEARCHED = 1_000, 40_000
+"""Names after which no further result is searched, at least and at most; and after which no further text is.
+
+Between them a result is searched while there are fewer names than half of the digest's tokens: most names take five.
+"""
+
+WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
+CALLED = 1.5
+"""The worth of a mention: in a text by role, and in the arguments of a call."""
+
+OLDEST = 0.6
+"""The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
 _SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*]+")
@@ -144,6 +162,10 @@ STANDARD = lazy_pattern(
 )
 """A name in the standard library of a common language: any model knows it. A file may be called alike."""
 
+_TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
+TIME = 0.3
+"""The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
+
 _NUMBERED_LINE = lazy_pattern(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed later."""
 
@@ -191,45 +213,88 @@ def without_line_numbers(text: str) -> str:
     return _NUMBERED_LINE.sub("", text)
 
 
-class NameFinder:
-    """Finds the names in texts. ``numbers`` are those that are numbers, ``titles`` those that stood in quotes."""
+class Names:
+    """The names in *entries* and in the arguments of their *calls*, and the mentions of each.
 
-    def __init__(self) -> None:
-        self.numbers: set[str] = set()
-        self.titles: set[str] = set()
-        self._pieces = _Pieces(self.numbers)
+    ``mentions`` are the numbers of texts that mention each name, by the worth of the mention. ``recency`` is the factor
+    by which the newest mention of each name raises its worth. Names of people and places count only if there is no
+    call. Older results are not searched if the newer texts have many more names than a digest of *tokens* can show.
+    """
 
-    def names_in(self, text: str, *, phrases: bool, people: bool) -> set[str]:
-        """Every name in *text*; with *phrases* also dates and titles of several words.
+    def __init__(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], tokens: int) -> None:
+        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
+        self.recency: dict[str, float] = {}
+        self.is_chat = not any(calls)
+        self._numbers: set[str] = set()
+        self._titles: set[str] = set()
+        self._pieces = _Pieces(self._numbers)
+        most = min(max(LEAST_SEARCHED, tokens // 2), MOST_SEARCHED)
+        for index in range(len(entries) - 1, -1, -1):
+            entry = entries[index]
+            recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
+            if entry.role == "tool":
+                self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
+            else:
+                self._add(entry.text, WRITTEN[entry.role], recency)
+            for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
+                self._add(called, CALLED, recency)
 
-        With *people* also names of people and places.
-        """
+    def numbers(self) -> set[str]:
+        """The names that are numbers, and no titles: what stands in quotation marks."""
+        return self._numbers - self._titles
+
+    def worths(self) -> dict[str, float]:
+        """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
+        mentioned: dict[str, float] = {}
+        for worth, times in self.mentions.items():
+            worth_of = {number: worth * log2(1 + number) for number in set(times.values())}
+            for name, number in times.items():
+                mentioned[name] = mentioned.get(name, 0.0) + worth_of[number]
+        recency = self.recency
+        worths = {name: worth * recency[name] for name, worth in mentioned.items()}
+        for name in filter(_TIME.fullmatch, self.numbers()):
+            worths[name] *= TIME
+        return worths
+
+    def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
+        """Add a mention of each name in *text*, unless there are *most* names."""
+        if len(self.recency) >= most:
+            return
         names: set[str] = set()
         for start in range(0, len(text), WINDOW):
-            if len(names) >= MOST_NAMES:
-                break
-            names |= self._names_in_window(text[start : start + WINDOW], phrases, people)
-        return names
+            if len(names) < MOST_NAMES:
+                names |= self._names_in(text[start : start + WINDOW], is_written=worth > WRITTEN["tool"])
+        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
+        times, newest = self.mentions[worth], self.recency
+        for name in names:
+            times[name] = times.get(name, 0) + 1
+            newest.setdefault(name, recency)
 
-    def _names_in_window(self, text: str, phrases: bool, people: bool) -> set[str]:
+    def _names_in(self, text: str, *, is_written: bool) -> set[str]:
+        """Every name in *text*, of at most a window.
+
+        In what a user or the model has written, dates and titles of several words are names, too, and in a chat people
+        and places.
+        """
         pieces = self._pieces
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
             names = set(chain.from_iterable(map(pieces.__getitem__, set(text.translate(_BLANKS).split()))))
         else:
             names = set(chain.from_iterable(map(pieces.__getitem__, set(_SPLIT.findall(text)))))
             titles = _QUOTED.findall(text)
-            if not phrases:
+            if not is_written:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
-            self.titles.update(titles)
+            self._titles.update(titles)
             names.update(titles)
-        if phrases:
-            figures = long_figures(text)
-            for figure in figures:
-                names.difference_update(_BETWEEN.split(figure))
-            found = [*dates(text), *figures]
-            self.numbers.update(found)
-            names.update(found)
-        if people:
+        if not is_written:
+            return names
+        figures = long_figures(text)
+        for figure in figures:
+            names.difference_update(_BETWEEN.split(figure))
+        numbers = [*dates(text), *figures]
+        self._numbers.update(numbers)
+        names.update(numbers)
+        if self.is_chat:
             names.update(proper_names(text))
         return names
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from proxy.core.apis.chat import read_item_text
 from proxy.core.compaction.digest import (
     BYTES_A_TOKEN,
-    LEAST_SEARCHED,
     SMOOTH,
     Digest,
     Shown,
@@ -23,6 +22,7 @@ from proxy.core.compaction.digest import (
     fill,
     ranked,
 )
+from proxy.core.compaction.names import LEAST_SEARCHED
 from proxy.core.conversation import ItemText
 from proxy.tokenizers import VOCABULARIES
 from tests.support.conversation_strategies import conversations
