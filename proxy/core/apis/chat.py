@@ -110,11 +110,11 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     calls = _calls(message)
     text, media, guess = _weigh(message, calls, count)
     # The legacy call has no id and is named by its function, as its result is.
-    names = tuple([call.id or f"function:{call.name}" for call in calls])
+    names, answers = tuple([call.id or f"function:{call.name}" for call in calls]), _answers(message)
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    return Item(role, text + media, media, digest(message, large=large), names, _answers(message), guess, injected)
+    return Item(role, text + media, media, digest(message, large=large), names, answers, guess, injected)
 
 
 def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ product's name.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import chain, islice
 from math import log2
@@ -222,7 +222,7 @@ class Names:
     """
 
     def __init__(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], tokens: int) -> None:
-        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
+        self.mentions: dict[float, Counter[str]] = defaultdict(Counter)
         self.recency: dict[str, float] = {}
         self.is_chat = not any(calls)
         self._numbers: set[str] = set()
@@ -264,11 +264,10 @@ class Names:
         for start in range(0, len(text), WINDOW):
             if len(names) < MOST_NAMES:
                 names |= self._names_in(text[start : start + WINDOW], is_written=worth > WRITTEN["tool"])
-        # Plain loops: while a dictionary takes in another one with a million names, no other thread runs.
-        times, newest = self.mentions[worth], self.recency
-        for name in names:
-            times[name] = times.get(name, 0) + 1
-            newest.setdefault(name, recency)
+        self.mentions[worth].update(names)
+        # A plain loop: while a dictionary takes in another one with a million names, no other thread runs.
+        for name in names.difference(self.recency):
+            self.recency[name] = recency
 
     def _names_in(self, text: str, *, is_written: bool) -> set[str]:
         """Every name in *text*, of at most a window.
