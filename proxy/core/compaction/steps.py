@@ -315,15 +315,13 @@ class Steps:
             if steps[index]:
                 continue
             best = self._best(index)
-            chosen: set[int] = set()
-            if best is not None:
-                chosen.add(best.index)
-            step = self._line(index, chosen, LINE)
+            step = self._line(index, {sentence.index for sentence in best}, LINE)
             size = self.count(step) + 2
             if size > tokens:
                 break
             steps[index] = step
-            self._choose(index, best)
+            for sentence in best:
+                self._choose(sentence)
             tokens -= size
         return tokens
 
@@ -347,7 +345,7 @@ class Steps:
                 misses += 1
                 continue
             steps[at] = line
-            self._choose(at, sentence)
+            self._choose(sentence)
             tokens -= cost
         return tokens
 
@@ -357,11 +355,9 @@ class Steps:
             return self.count(line) + 2
         return self.count(line) - self.count(present)
 
-    def _choose(self, at: int, sentence: _Sentence | None) -> None:
+    def _choose(self, sentence: _Sentence) -> None:
         """Take *sentence* in: from now on its words say nothing new."""
-        if sentence is None:
-            return
-        self._chosen.setdefault(at, set()).add(sentence.index)
+        self._chosen.setdefault(sentence.at, set()).add(sentence.index)
         for word in sentence.words:
             self._weights.pop(word, None)
 
@@ -370,15 +366,10 @@ class Steps:
         weights = self._weights
         return sum([weights.get(word, 0.0) for word in sentence.words]) * sentence.worth / sentence.size
 
-    def _best(self, index: int) -> _Sentence | None:
-        """The sentence of a round that says most; None if none says anything that is not shown."""
-        sentences = self._sentences.get(index)
-        if sentences is None:
-            sentences = _sentences_of(self.rounds[index], index, 1.0)
-        best = max(sentences, key=lambda each: (self._value(each), -each.index), default=None)
-        if best is None or not self._value(best):
-            return None
-        return best
+    def _best(self, index: int) -> list[_Sentence]:
+        """The one sentence of a round that says most; none if all of it is shown already, or not looked through."""
+        best = sorted(self._sentences.get(index, ()), key=self._value, reverse=True)[:1]
+        return [sentence for sentence in best if self._value(sentence)]
 
     def _line(self, index: int, chosen: set[int], characters: int = 0) -> str:
         """The line of a round: its *chosen* sentences, each cut to *characters* if these are not 0, and its calls."""
