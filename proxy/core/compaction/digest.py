@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from string import ascii_letters, digits
 
-from proxy.core.compaction.names import LONGEST, PATH, STANDARD, WINDOW, Names
+from proxy.core.compaction.names import LONGEST, PATH, WINDOW, Names
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import Arguments, ReadArguments
@@ -53,9 +53,6 @@ _RUN = lazy_pattern(r"[A-Za-z0-9]+")
 
 LABEL = 6
 """Tokens of the words around an error line or a command."""
-
-STANDARD_WORTH = 0.3
-"""The worth of a name in a standard library, as a share of that of other names."""
 
 _FAILURE = lazy_pattern(
     r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
@@ -121,9 +118,6 @@ def digest_of(
     files, used = fill(filter(shown.is_new, _files(calls)), room * FILE_SHARE, count)
     room -= used
     other_worths = names.worths()
-    for name in other_worths:
-        if "." in name and "/" not in name and STANDARD.fullmatch(name):
-            other_worths[name] *= STANDARD_WORTH
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
     # Only names that are about to be shown are looked up among those that are.
     ranked_numbers = filter(shown.is_new, ranked(number_worths))

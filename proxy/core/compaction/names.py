@@ -166,6 +166,9 @@ _TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
 
+STANDARD_WORTH = 0.3
+"""The worth of a name in a standard library, as a share of that of other names."""
+
 _NUMBERED_LINE = lazy_pattern(r"^[ ]{0,8}(\d{1,7})(?:→|\t)", re.MULTILINE)
 """The number that a listing puts before each line of a file. It names nothing that is needed later."""
 
@@ -254,6 +257,9 @@ class Names:
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
         for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
+        for name in worths:
+            if "." in name and "/" not in name and STANDARD.fullmatch(name):
+                worths[name] *= STANDARD_WORTH
         return worths
 
     def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
