@@ -20,12 +20,16 @@ import httpx
 import yaml
 from openai import AsyncOpenAI
 
+from tests.support.forked_proxies import ForkedProcess, fork_proxy
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_GIGATOKEN = Path(__file__).parent / "without_gigatoken"
 READY_WITHIN = 90.0
 ENDED_WITHIN = 60.0
+
+_FORKS = sys.platform == "linux"
+"""macOS ends forks of programs that used its frameworks: https://github.com/python/cpython/issues/77906"""
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -42,6 +46,9 @@ class Proxy:
     ``under`` is a command that runs another, the rest of its arguments. Unless ``fast``, gigatoken counts as missing.
     Without ``config`` everything is set on the command line. With it the file has that, completed by a private data
     directory, so that no test meets another's store.
+
+    A proxy with an ``environment`` of its own, one that is ``fast`` or runs ``under`` a command is a fresh interpreter;
+    any other one is forked.
     """
 
     upstream: str
@@ -51,7 +58,7 @@ class Proxy:
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     home: Path | None = None
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
     under: Sequence[str] = ()
     fast: bool = True
 
@@ -122,21 +129,27 @@ class Proxy:
         return self.home / "ullage.log"
 
     def _command(self) -> list[str]:
-        command = [sys.executable, "-m", "proxy.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        return [sys.executable, "-m", "proxy.cli", *self._arguments()]
+
+    def _arguments(self) -> list[str]:
+        arguments = ["serve", "--host", "127.0.0.1", "--port", str(self.port)]
         if self.config is not None:
             config = {**self.config}
             config["store"] = {"path": f"{self.home}/data", **config.get("store", {})}
             config.setdefault("upstreams", [{"name": "stub", "base_url": self.upstream}])
             file = Path(f"{self.home}/ullage.yaml")
             file.write_text(yaml.safe_dump(config, sort_keys=False))
-            command += ["--config", str(file)]
+            arguments += ["--config", str(file)]
         else:
-            command += ["--upstream", self.upstream]
+            arguments += ["--upstream", self.upstream]
         if self.window is not None:
-            command += ["--window", str(self.window)]
-        return [*command, *self.arguments]
+            arguments += ["--window", str(self.window)]
+        return [*arguments, *self.arguments]
 
     def _spawn(self, environment: Mapping[str, str]) -> None:
+        if self.home is not None and _FORKS and not (self.under or self.fast or self.environment):
+            self.process = fork_proxy(self._arguments(), environment, self.home, self.log)
+            return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self.under, *self._command()],
