@@ -48,6 +48,9 @@ HOUSEKEEPING = frozenset(
 SETTLED = 0.3
 """Seconds after an answer in which what happens behind it still belongs to its request."""
 
+LOOKS, BETWEEN_LOOKS = 3, 0.02
+"""How often in a row a process is looked at that seems to do nothing, and seconds between."""
+
 BYTES_A_TOKEN = 3.5
 """Of the usage that the upstream reports: a figure that no count of ours is far from."""
 
@@ -81,10 +84,14 @@ class Way:
 
 
 class Hook:
-    """Notes the calls of the package in ``way`` while there is one, but for those of housekeeping."""
+    """Notes the calls of the package in ``way`` while there is one, but for those of housekeeping.
+
+    ``calls`` counts all that are not housekeeping.
+    """
 
     def __init__(self) -> None:
         self.way: Way | None = None
+        self.calls = 0
         self._thread = threading.local()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
@@ -98,8 +105,10 @@ class Hook:
                 self._thread.keeps_house = None
         elif event == "call" and code.co_qualname in HOUSEKEEPING:
             self._thread.keeps_house = frame
-        elif event == "call" and self.way is not None and not code.co_name.startswith("<"):
-            self.way.take(code)
+        elif event == "call" and not code.co_name.startswith("<"):
+            self.calls += 1
+            if self.way is not None:
+                self.way.take(code)
 
 
 @dataclass(frozen=True)
@@ -174,15 +183,36 @@ def _measure(hook: Hook, client: httpx.Client) -> dict[str, dict[str, int | str]
             *earlier, last = kind.bodies(number)
             for body in earlier:
                 client.post("/chat/completions", content=body).raise_for_status()
-            time.sleep(SETTLED)
+            _settle(hook)
             way = hook.way = Way()
             reply = client.post("/chat/completions", content=last).raise_for_status()
-            time.sleep(SETTLED)
+            _settle(hook)
             hook.way = None
             ways.append((way, reply.headers["x-ullage-outcome"]))
         shortest, outcome = min(ways, key=lambda pair: pair[0].calls)
         found[kind.name] = {**shortest.figures(), "outcome": outcome}
     return found
+
+
+def _settle(hook: Hook) -> None:
+    """Return after ``SETTLED`` seconds, and not before the proxy has nothing left to do, on however busy a machine."""
+    time.sleep(SETTLED)
+    looks = 0
+    while looks < LOOKS:
+        before = hook.calls
+        time.sleep(BETWEEN_LOOKS)
+        looks = looks + 1 if hook.calls == before and _all_others_sleep() else 0
+
+
+def _all_others_sleep() -> bool:
+    """True if every other thread waits for something; one that waits for a processor is called running."""
+    own = str(threading.get_native_id())
+    others = [task for task in Path("/proc/self/task").iterdir() if task.name != own]
+    try:
+        states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in others]
+    except OSError:  # a thread ended meanwhile
+        return False
+    return all(state == "S" for state in states)
 
 
 def _drive(hook: Hook, port: int) -> None:
