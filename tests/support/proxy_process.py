@@ -31,6 +31,9 @@ ENDED_WITHIN = 60.0
 _FORKS = sys.platform == "linux"
 """macOS ends forks of programs that used its frameworks: https://github.com/python/cpython/issues/77906"""
 
+_READ_AT_START = ("PYTHON", "LD_")
+"""Names with which variables begin that the interpreter or the system's loader reads: a fork comes too late."""
+
 
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Return as soon as *condition* holds; raises ``TimeoutError`` when it does not within *seconds*."""
@@ -47,8 +50,8 @@ class Proxy:
     Without ``config`` everything is set on the command line. With it the file has that, completed by a private data
     directory, so that no test meets another's store.
 
-    A proxy with an ``environment`` of its own, one that is ``fast`` or runs ``under`` a command is a fresh interpreter;
-    any other one is forked.
+    A proxy is forked, unless it is ``fast``, runs ``under`` a command, or has in its ``environment`` what changes the
+    start of an interpreter.
     """
 
     upstream: str
@@ -147,7 +150,7 @@ class Proxy:
         return [*arguments, *self.arguments]
 
     def _spawn(self, environment: Mapping[str, str]) -> None:
-        if self.home is not None and _FORKS and not (self.under or self.fast or self.environment):
+        if self.home is not None and self._is_forked():
             self.process = fork_proxy(self._arguments(), environment, self.home, self.log)
             return
         with self.log.open("ab") as log:
@@ -159,6 +162,11 @@ class Proxy:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _is_forked(self) -> bool:
+        if any(name.startswith(_READ_AT_START) for name in self.environment):
+            return False
+        return _FORKS and not self.under and not self.fast
 
     async def _ready(self) -> None:
         until = time.monotonic() + READY_WITHIN
