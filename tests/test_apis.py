@@ -16,7 +16,8 @@ from proxy.engine.retries import sent_prompt
 from tests.stub import Rules, gemini, messages, responses, slices
 from tests.support import conversation_strategies
 from tests.support.api_formats import kind_of, request_body, text_of, to_messages
-from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica, is_clip, outline_problems
+from tests.support.engine_fixtures import POLICY, UNSHRUNK, Planned, Replica
+from tests.support.plan_checks import is_clip, outline_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose, tool
 from tests.support.view_checks import changed_items
 

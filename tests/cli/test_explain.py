@@ -14,7 +14,8 @@ from proxy.core.errors import InvalidRequest
 from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 from tests.support import api_formats
-from tests.support.engine_fixtures import Replica, chat_body, count_tokens, message_problems
+from tests.support.engine_fixtures import Replica, chat_body, count_tokens
+from tests.support.plan_checks import message_problems
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, prose, tool
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo", "detail": "low"}}

@@ -11,14 +11,8 @@ from proxy.core.models import ModelRule
 from proxy.core.request import Options
 from proxy.core.tokens.budget import Marks
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import (
-    POLICY,
-    WINDOW,
-    Replica,
-    chat_body,
-    message_slices,
-    plan_problems,
-)
+from tests.support.engine_fixtures import POLICY, WINDOW, Replica, chat_body, message_slices
+from tests.support.plan_checks import plan_problems
 from tests.support.sample_conversations import agent_round, agent_session
 from tests.support.scripted_upstream import EngineFixture, accepting_upstream
 

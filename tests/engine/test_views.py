@@ -20,21 +20,19 @@ from proxy.engine.retries import sent_prompt
 from tests.bench.unread import Counts, replay, work
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens
 from tests.support import conversation_strategies
+from tests.support.api_formats import SYSTEMS, text_of
 from tests.support.conversation_strategies import growing_conversations, request_bytes, windows
 from tests.support.engine_fixtures import (
     POLICY,
     SPARING_RULES,
-    SYSTEMS,
     UNSHRUNK,
     WINDOW,
     Message,
     Replica,
     chat_body,
-    message_problems,
     message_slices,
-    plan_problems,
-    text_of,
 )
+from tests.support.plan_checks import message_problems, plan_problems
 from tests.support.recorded_conversations import read_all
 from tests.support.sample_conversations import (
     AGENT_TASK,

@@ -1,10 +1,14 @@
-"""Hypothesis strategies for chat conversations as clients really send them, parsed and as bytes."""
+"""Hypothesis strategies for chat conversations as clients really send them, parsed and as bytes.
+
+Each strategy is built once: Hypothesis checks a new one at its first draw, which takes longer than the draw.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,6 +18,7 @@ from tests.stub.tokens import request_tokens
 Message = dict[str, Any]
 Draw = st.DrawFn
 
+booleans = st.booleans()
 ids = st.sampled_from(["call_1", "call_2", "call_3", "call_4", "toolu_01AbC", "functions.look:0", "0"])
 """Few, so that rounds reuse them."""
 tool_names = st.sampled_from(["read_file", "run", "edit_file", "search"])
@@ -43,12 +48,14 @@ lone_surrogates = st.sampled_from(["\ud83d", "a\udc00b", "\udfff end"])
 blobs = st.sampled_from([base64.b64encode(bytes(range(size))).decode() for size in (30, 100, 250)])
 
 
+@cache
 def texts(*, surrogates: bool = True, long: bool = True) -> st.SearchStrategy[str]:
     """Non-empty text of every awkward kind; mostly picked from a pool, which keeps drawing cheap."""
     kinds = [phrases, phrases, phrases, st.text(min_size=1, max_size=12)]
     return st.one_of(*kinds, *([longs] if long else []), *([lone_surrogates] if surrogates else []))
 
 
+@cache
 def text_parts(text: st.SearchStrategy[str]) -> st.SearchStrategy[Message]:
     """A text part, now and then with a cache marker."""
     part = st.builds(lambda value: {"type": "text", "text": value}, text)
@@ -71,56 +78,82 @@ arguments = st.one_of(
 """The second half is what models really produce, too."""
 
 
-@st.composite
-def systems(draw: Draw, text: st.SearchStrategy[str]) -> Message:
+system_roles = st.sampled_from(["system", "system", "developer"])
+reasoning_names = st.sampled_from(["reasoning_content", "reasoning"])
+call_ids = st.lists(ids, min_size=1, max_size=4, unique=True)
+orders = {size: st.permutations(range(size)) for size in range(1, 5)}
+"""Orders of as many results as a round has calls."""
+
+
+@cache
+def systems(text: st.SearchStrategy[str]) -> st.SearchStrategy[Message]:
     """A system or developer message."""
-    content = draw(st.one_of(text, st.lists(text_parts(text), min_size=1, max_size=2)))
-    return {"role": draw(st.sampled_from(["system", "system", "developer"])), "content": content}
+    contents = st.one_of(text, st.lists(text_parts(text), min_size=1, max_size=2))
+    return st.builds(lambda content, role: {"role": role, "content": content}, contents, system_roles)
 
 
-@st.composite
-def users(draw: Draw, text: st.SearchStrategy[str]) -> Message:
+@cache
+def users(text: st.SearchStrategy[str]) -> st.SearchStrategy[Message]:
     """A user message: text, parts, images, unknown keys."""
     parts = st.lists(st.one_of(text_parts(text), text_parts(text), images), min_size=1, max_size=3)
-    return {"role": "user", "content": draw(st.one_of(text, text, parts)), **draw(unknown_keys)}
+    contents = st.one_of(text, text, parts)
+    return st.builds(lambda content, others: {"role": "user", "content": content, **others}, contents, unknown_keys)
 
 
-@st.composite
-def assistants(draw: Draw, text: st.SearchStrategy[str]) -> Message:
+@cache
+def assistants(text: st.SearchStrategy[str]) -> st.SearchStrategy[Message]:
     """An assistant message without calls, its reasoning beside it now and then."""
-    message: Message = {"role": "assistant", "content": draw(st.one_of(text, st.lists(text_parts(text), min_size=1)))}
-    if draw(st.booleans()):
-        message[draw(st.sampled_from(["reasoning_content", "reasoning"]))] = draw(text)
-    return message
+    contents = st.one_of(text, st.lists(text_parts(text), min_size=1))
+
+    @st.composite
+    def assistant(draw: Draw) -> Message:
+        message: Message = {"role": "assistant", "content": draw(contents)}
+        if draw(booleans):
+            message[draw(reasoning_names)] = draw(text)
+        return message
+
+    return assistant()
 
 
-@st.composite
-def rounds(draw: Draw, text: st.SearchStrategy[str]) -> list[Message]:
+@cache
+def rounds(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     """An assistant message with one to four calls and their results, in any order."""
-    names = draw(st.lists(ids, min_size=1, max_size=4, unique=True))
-    calls = [
-        {"id": name, "type": "function", "function": {"name": draw(tool_names), "arguments": draw(arguments)}}
-        for name in names
-    ]
-    message: Message = {"role": "assistant", "tool_calls": calls}
-    content = draw(st.one_of(st.sampled_from(["missing", None, ""]), text))
-    if content != "missing":
-        message["content"] = content
-    if draw(st.integers(0, 4)) == 0:
-        message["reasoning_content"] = draw(text)
+    words = st.one_of(st.sampled_from(["missing", None, ""]), text)
     contents = st.one_of(st.just(""), text, st.lists(text_parts(text), min_size=1, max_size=2))
-    results = [{"role": "tool", "tool_call_id": name, "content": draw(contents)} for name in names]
-    return [message, *draw(st.permutations(results))]
+    one_in_five = st.integers(0, 4)
+
+    @st.composite
+    def round_of_calls(draw: Draw) -> list[Message]:
+        names = draw(call_ids)
+        calls = [
+            {"id": name, "type": "function", "function": {"name": draw(tool_names), "arguments": draw(arguments)}}
+            for name in names
+        ]
+        message: Message = {"role": "assistant", "tool_calls": calls}
+        content = draw(words)
+        if content != "missing":
+            message["content"] = content
+        if draw(one_in_five) == 0:
+            message["reasoning_content"] = draw(text)
+        results = [{"role": "tool", "tool_call_id": name, "content": draw(contents)} for name in names]
+        return [message, *(results[index] for index in draw(orders[len(results)]))]
+
+    return round_of_calls()
 
 
-@st.composite
-def legacy_rounds(draw: Draw, text: st.SearchStrategy[str]) -> list[Message]:
+@cache
+def legacy_rounds(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     """The function call of old: no id, one result."""
-    name = draw(tool_names)
-    call = {"role": "assistant", "content": None, "function_call": {"name": name, "arguments": draw(arguments)}}
-    return [call, {"role": "function", "name": name, "content": draw(text)}]
+
+    def round_of(name: str, call_arguments: str, result: str) -> list[Message]:
+        function = {"name": name, "arguments": call_arguments}
+        call = {"role": "assistant", "content": None, "function_call": function}
+        return [call, {"role": "function", "name": name, "content": result}]
+
+    return st.builds(round_of, tool_names, arguments, text)
 
 
+@cache
 def orphans(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     """What a careless client leaves behind: a result without its call, a call without its result."""
     result = st.builds(lambda name, content: {"role": "tool", "tool_call_id": name, "content": content}, ids, text)
@@ -128,9 +161,8 @@ def orphans(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     return st.one_of(result.map(lambda message: [message]), lost)
 
 
-@st.composite
+@cache
 def conversations(
-    draw: Draw,
     *,
     with_orphans: bool = False,
     legacy: bool = True,
@@ -138,7 +170,7 @@ def conversations(
     long: bool = True,
     min_size: int = 1,
     max_size: int = 12,
-) -> list[Message]:
+) -> st.SearchStrategy[list[Message]]:
     """The messages of a request whose next word is the model's: at least one user message, none of the model's last.
 
     Every tool pair is whole unless ``with_orphans``; consecutive users, systems in the middle and reused call ids
@@ -149,15 +181,26 @@ def conversations(
     steps = [one, one, rounds(text), rounds(text)]
     steps += [legacy_rounds(text)] if legacy else []
     steps += [orphans(text)] if with_orphans else []
-    opening = [*draw(st.lists(systems(text), max_size=2)), draw(users(text))]
-    middle = draw(st.lists(st.one_of(*steps), min_size=min_size - 1, max_size=max_size))
-    messages = [*opening, *(message for step in middle for message in step)]
-    if messages[-1]["role"] == "assistant" and not with_orphans:
-        messages.append(draw(users(text)))
-    return messages
+    openings = st.lists(systems(text), max_size=2)
+    middles = st.lists(st.one_of(*steps), min_size=min_size - 1, max_size=max_size)
+
+    @st.composite
+    def conversation(draw: Draw) -> list[Message]:
+        opening = [*draw(openings), draw(users(text))]
+        messages = [*opening, *(message for step in draw(middles) for message in step)]
+        if messages[-1]["role"] == "assistant" and not with_orphans:
+            messages.append(draw(users(text)))
+        return messages
+
+    return conversation()
 
 
 FILES = ("src/app/main.py", "src/app/store.py", "README.md")
+agent_tools = st.sampled_from(["Read", "Read", "Edit", "Grep", "Bash", "lookup"])
+agent_files = st.sampled_from(FILES)
+agent_words = st.sampled_from([None, "Based on {} I'll use the other function.", "Next."])
+offsets, line_counts = st.sampled_from([1, 40]), st.sampled_from([2, 40, 120])
+command_heads = st.sampled_from(["", "Error: exit code 1 in test_main.py\n"])
 
 
 @st.composite
@@ -167,23 +210,23 @@ def agent_sessions(draw: Draw, *, max_rounds: int = 24) -> list[Message]:
     messages.append({"role": "user", "content": "Make the tests of src/app pass. Never touch vendor/."})
     versions = dict.fromkeys(FILES, 0)
     for number in range(draw(st.integers(4, max_rounds))):
-        name = draw(st.sampled_from(["Read", "Read", "Edit", "Grep", "Bash", "lookup"]))
-        path = draw(st.sampled_from(FILES))
+        name = draw(agent_tools)
+        path = draw(agent_files)
         if name == "Edit":
             versions[path] += 1
         given: dict[str, Any] = {"file_path": path}
-        if name == "Read" and draw(st.booleans()):
-            given |= {"offset": draw(st.sampled_from([1, 40])), "limit": 40}
+        if name == "Read" and draw(booleans):
+            given |= {"offset": draw(offsets), "limit": 40}
         given = {"Grep": {"pattern": "def", "path": path}, "Bash": {"command": f"pytest -q {path}"}}.get(name, given)
-        lines = draw(st.sampled_from([2, 40, 120]))
+        lines = draw(line_counts)
         content = {
             "Read": "\n".join(f"{n + 1}\tline {n} of {path} v{versions[path]}" for n in range(lines)),
             "Edit": f"The file {path} has been updated.",
-            "Bash": draw(st.sampled_from(["", "Error: exit code 1 in test_main.py\n"])) + "collected items\n" * lines,
+            "Bash": draw(command_heads) + "collected items\n" * lines,
         }.get(name, f"{path}: def run(self, number)\n" * lines)
         call = {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        words = draw(st.sampled_from([None, f"Based on {path} I'll use the other function.", "Next."]))
-        messages += [{"role": "assistant", "content": words, "tool_calls": [call]}]
+        words = draw(agent_words)
+        messages += [{"role": "assistant", "content": words and words.format(path), "tool_calls": [call]}]
         messages += [{"role": "tool", "tool_call_id": f"call_{number}", "content": content}]
     return messages
 
@@ -207,16 +250,20 @@ tools = st.lists(
 )
 
 
+models = st.sampled_from(["gpt-4o-mini", "local"])
+EXTRAS = {"max_tokens": 64, "temperature": 0.5, "stream": True, "user": "ann", "x_vendor": {"k": [1.5, -0.0]}}
+extra_keys = st.lists(st.sampled_from(sorted(EXTRAS)), unique=True)
+
+
 @st.composite
 def requests(draw: Draw, /, **options: Any) -> dict[str, Any]:
     """A whole chat request; *options* are those of ``conversations``."""
-    body: dict[str, Any] = {"model": draw(st.sampled_from(["gpt-4o-mini", "local"]))}
+    body: dict[str, Any] = {"model": draw(models)}
     body["messages"] = draw(conversations(**options))
-    if draw(st.booleans()):
+    if draw(booleans):
         body["tools"] = draw(tools)
-    extras = {"max_tokens": 64, "temperature": 0.5, "stream": True, "user": "ann", "x_vendor": {"k": [1.5, -0.0]}}
-    for key in draw(st.lists(st.sampled_from(sorted(extras)), unique=True)):
-        body[key] = extras[key]
+    for key in draw(extra_keys):
+        body[key] = EXTRAS[key]
     return body
 
 
@@ -227,13 +274,16 @@ def bodies(draw: Draw, /, **options: Any) -> bytes:
     return encode(draw, body)
 
 
+spaces, edges = st.sampled_from(["", " ", "\n  ", "\r\n\t"]), st.sampled_from(["", " ", "\n"])
+
+
 def encode(draw: Draw, value: object) -> bytes:
     """*value* as JSON bytes in a style drawn once: whitespace, escaping and the order of object keys."""
-    space = draw(st.sampled_from(["", " ", "\n  ", "\r\n\t"]))
-    ascii_only = draw(st.booleans())
-    swap = draw(st.booleans())
+    space = draw(spaces)
+    ascii_only = draw(booleans)
+    swap = draw(booleans)
     text = _write(value, space, ascii_only, swap)
-    edge = draw(st.sampled_from(["", " ", "\n"]))
+    edge = draw(edges)
     return (edge + text + edge).encode()
 
 
@@ -251,6 +301,7 @@ def _write(value: object, space: str, ascii_only: bool, swap: bool) -> str:
 
 windows = st.one_of(st.sampled_from([256, 512, 1024, 2048, 4096, 8192, 32768]), st.integers(256, 32768))
 figures = st.sampled_from([None, None, 1, 64, 300, 1024, 4000, 100_000])
+figure_names = st.sampled_from(["max_tokens", "max_completion_tokens"])
 
 
 @st.composite
@@ -259,8 +310,11 @@ def request_bytes(draw: Draw, **options: Any) -> bytes:
     request = draw(requests(**options))
     request.pop("max_tokens", None)
     if (figure := draw(figures)) is not None:
-        request[draw(st.sampled_from(["max_tokens", "max_completion_tokens"]))] = figure
+        request[draw(figure_names)] = figure
     return encode(draw, request)
+
+
+window_shares = st.sampled_from([0.2, 0.35, 0.5, 0.8])
 
 
 @st.composite
@@ -270,5 +324,5 @@ def growing_conversations(draw: Draw) -> tuple[list[Message], list[int], int]:
     ends = [i for i, m in enumerate(messages, 1) if m["role"] in ("user", "tool", "function")]
     ends = [i for i in ends if i == len(messages) or messages[i]["role"] == "assistant"]
     size = request_tokens({"messages": messages})
-    share = draw(st.sampled_from([0.2, 0.35, 0.5, 0.8]))
+    share = draw(window_shares)
     return messages, ends, max(1024, int(size * share))

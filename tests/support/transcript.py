@@ -43,7 +43,8 @@ from proxy.engine.ports import Reply, Upgradable
 from tests.stub import Rules, judge
 from tests.stub.rules import overflow_error
 from tests.stub.tokens import request_tokens
-from tests.support.engine_fixtures import TENANT, message_problems, message_slices, outline_problems
+from tests.support.engine_fixtures import TENANT, message_slices
+from tests.support.plan_checks import message_problems, outline_problems
 from tests.support.scripted_upstream import (
     DONE,
     JSON,

@@ -36,7 +36,8 @@ from tests.support.api_cases import (
     text,
 )
 from tests.support.api_formats import to_gemini, to_messages, to_responses
-from tests.support.engine_fixtures import count_tokens, is_clip
+from tests.support.engine_fixtures import count_tokens
+from tests.support.plan_checks import is_clip
 
 ITEM: dict[str, Callable[[Item], Any]] = {
     "role": lambda item: item.role,
@@ -222,10 +223,23 @@ def shape(arguments: str) -> object:
 def least(message: Element) -> int:
     """The weight of the chat *message* with every clippable text emptied."""
     made = strip_texts(message)
-    for one in [*(made.get("tool_calls") or ()), *([made] if "function_call" in made else [])]:
-        function = one.get("function") or one["function_call"]
-        function["arguments"] = json.dumps(function["arguments"]) if function["arguments"] != "" else ""
+    for now, was in zip(functions_of(made), functions_of(message), strict=True):
+        now["arguments"] = emptied(was["arguments"])
     return item_of("chat", raw_of(made)).tokens
+
+
+def functions_of(message: Element) -> list[Element]:
+    """The functions that the chat *message* calls, in order."""
+    calls = [*(message.get("tool_calls") or ()), *([message] if "function_call" in message else [])]
+    return [one.get("function") or one["function_call"] for one in calls]
+
+
+def emptied(arguments: str) -> str:
+    """The least that clipping leaves of a call's arguments: without words they stay, with members that are repeated."""
+    left = shape(arguments)
+    if left == "":
+        return ""
+    return arguments if left == json.loads(arguments) else json.dumps(left)
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -255,6 +269,7 @@ def test_clipping_keeps_everything_but_words(api: str) -> None:
 @given(elements("chat", surrogates=False), st.integers(0, 400))
 @example({"role": "assistant", "tool_calls": [call("f", json.dumps({"a": "\n" * 900, "b": '"' * 900}))]}, 100)
 @example({"role": "tool", "tool_call_id": "c", "content": "<|endoftext|>" * 400}, 60)
+@example({"role": "assistant", "tool_calls": [call("f", '{"a":1,"a":2}'), call("f", '{"b":1,"b":2}')]}, 0)
 @pytest.mark.slow
 def test_clipping_reaches_what_can_be_reached(message: Element, tokens: int) -> None:
     """The result has at most the requested tokens, unless the parts that may not be clipped have more.

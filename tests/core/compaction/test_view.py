@@ -17,18 +17,18 @@ from proxy.core.compaction.block import HEADER
 from proxy.core.compaction.record import Compaction, Placeholder, PlaceholderReason
 from proxy.core.compaction.view import OriginalItems, assemble, write_texts
 from proxy.core.conversation import ItemText, lay_out
+from tests.support.api_formats import text_of
 from tests.support.conversation_strategies import conversations, encode
 from tests.support.engine_fixtures import (
     UNSHRUNK,
     Message,
     chat_body,
     count_tokens,
-    message_problems,
     message_slices,
     read_one,
-    text_of,
     tool_map_of_package,
 )
+from tests.support.plan_checks import message_problems
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # else it hides what failed
 
