@@ -50,8 +50,8 @@ class FailOpen:
             raise UllageError  # such a request sends nothing
         if run.reply is not None:
             return self._unchanged_answer(run, run.reply, b"".join(run.chunks))
-        if run.instead is not None:
-            return self._unchanged_answer(run, *run.instead)
+        if run.earlier_reply is not None:
+            return self._unchanged_answer(run, *run.earlier_reply)
         upstream, model, body, path_qs = self._destination(run.request)
         reply = await self._calls.send_bytes(run, upstream, body, model, path_qs)
         return self._unchanged_answer(run, reply, b"")

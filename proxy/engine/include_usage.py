@@ -92,11 +92,7 @@ class UsageHider:
 
     @property
     def pending(self) -> bytes:
-        """The bytes of an event that is not complete yet."""
-        return self._events.pending
-
-    def rest(self) -> bytes:
-        """Return the bytes that are left if the stream ends without the end of its last event."""
+        """The bytes of an event that is not complete: they are left if the stream ends without the event's end."""
         return self._events.pending
 
 

@@ -91,10 +91,10 @@ class Run(msgspec.Struct, eq=False):
 
     ``sent`` counts the bodies that were sent, ``overflows`` the refusals among them. ``overhead`` are the seconds of
     planning that are over; the current one began when the clock showed ``planning_since``. ``reply`` is the newest
-    reply, ``chunks`` are the bytes read from it so far. ``instead`` is what the client gets if there is no ``reply``:
-    the first one that was refused, or the generation before this one. ``began`` is true once bytes of the answer may
-    have gone to the client. ``unsure`` is a view and an unsure refusal of it: it counts once a smaller view is
-    answered.
+    reply, ``chunks`` are the bytes read from it so far. ``earlier_reply`` is what the client gets if there is no
+    ``reply``: the first one that was refused, or the generation before this one. ``began`` is true once bytes of the
+    answer may have gone to the client. ``unsure`` is a view and an unsure refusal of it: it counts once a smaller view
+    is answered.
     """
 
     # A Struct and no dataclass: every request makes one, and msgspec builds it in C.
@@ -112,7 +112,7 @@ class Run(msgspec.Struct, eq=False):
     upstream: str = ""
     reply: Reply | None = None
     chunks: list[bytes] = []
-    instead: tuple[Reply, bytes] | None = None
+    earlier_reply: tuple[Reply, bytes] | None = None
     planning_since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class Run(msgspec.Struct, eq=False):
     def sending(self, upstream: str) -> None:
         """Note that a body goes to *upstream*; the client gets the last reply only if no other follows."""
         if self.reply is not None:
-            self.instead = self.reply, b"".join(self.chunks)
+            self.earlier_reply = self.reply, b"".join(self.chunks)
         self.upstream, self.reply, self.chunks = upstream, None, []
 
     def set_aside(self) -> None:
@@ -186,8 +186,8 @@ class Run(msgspec.Struct, eq=False):
         head = b"".join(self.chunks)
         if self.first_refusal is None:
             self.first_refusal = FirstRefusal(view, self.reply, head, is_overflow)
-        if self.instead is None:
-            self.instead = self.reply, head
+        if self.earlier_reply is None:
+            self.earlier_reply = self.reply, head
         self.reply = None
 
     def report(self, view: View, policy: Policy) -> Report:

@@ -15,7 +15,7 @@ from proxy.core.apis.envelope import continues_stored
 from proxy.core.errors import Forbidden, Unauthorized
 from proxy.core.http_headers import CREDENTIAL_ORDER, CREDENTIALS
 from proxy.server.config import ServerConfig
-from proxy.server.request import RequestHeaders, RequestPath, api_path, is_stranger, plain_path
+from proxy.server.request import RequestHeaders, RequestPath, api_path, is_outside_apis, plain_path
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 """Headers of requests that came through a proxy: https://www.rfc-editor.org/rfc/rfc7239#section-4."""
@@ -148,7 +148,7 @@ class Access:
             "Behind shared access keys only stateless routes are relayed: what others store under the upstream's "
             "key could be read on this path (server.relay: all allows it)."
         )
-        if is_stranger(path):
+        if is_outside_apis(path):
             reason = f"{reason} Base URLs of the API end in one /v1."
         raise Forbidden(reason)
 

@@ -27,8 +27,8 @@ _CUT_SECONDS: Final = 2.0
 class Drain:
     """The requests of one process under way; when it ends, they are waited for and then cancelled.
 
-    ``running`` are their tasks, which the handler adds and removes; at most ``limit`` are admitted. ``farewells`` are
-    called when the process closes its connections: each ends a WebSocket on which no request is under way.
+    ``running`` are their tasks, which the handler adds and removes; at most ``limit`` are admitted. ``socket_closers``
+    are called when the process closes its connections: each ends a WebSocket on which no request is under way.
     """
 
     FULL: Final = "The proxy handles as many requests as it may (server.limits.in_flight). Try again soon."
@@ -36,7 +36,7 @@ class Drain:
     def __init__(self, limits: Limits) -> None:
         self.limit = limits.in_flight
         self.running: set[asyncio.Task[Any]] = set()
-        self.farewells: set[Callable[[], None]] = set()
+        self.socket_closers: set[Callable[[], None]] = set()
         self.body_bytes = BodyBytes(limits.in_flight_bytes)
         self.draining = False
         self.cutting = False

@@ -140,7 +140,7 @@ class Connection(web.RequestHandler):
         self._max_msg_queue_size = _PIPELINED
         self._msg_queue_resume_size = _PIPELINED - 1
 
-    def hand_to(self, handle: Handler) -> None:
+    def answer_with(self, handle: Handler) -> None:
         """Have *handle* answer the next request, and check its sender again."""
         if self._grace is not None:  # the body of a repeated head is arriving
             self._grace.cancel()
@@ -445,11 +445,11 @@ class Listener(web.Server):
         """Return a new connection: the factory for the event loop. aiohttp's own makes another class."""
         return self._make(handle=self._handler)
 
-    def hand_to(self, handler: Handler) -> None:
+    def answer_with(self, handler: Handler) -> None:
         """Have *handler* answer from now on, also on open connections, which check their next sender again."""
         self._handler = handler
         for connection in self.connections:
-            cast("Connection", connection).hand_to(handler)
+            cast("Connection", connection).answer_with(handler)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.

@@ -235,10 +235,10 @@ class Handler:
         origin = self._access.check_origin(headers)
         if not origin:
             return False
-        call.cors = response.answer_headers(origin)
+        call.cors = response.cors_headers(origin)
         if not response.is_preflight(request):
             return False
-        response.empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
+        response.write_empty(call.out, 204, [*call.cors, *response.preflight_headers(request)])
         return True
 
     async def _managed(self, request: IncomingRequest, call: Call, headers: RequestHeaders, reader: BodyReader) -> None:
@@ -387,11 +387,11 @@ class Handler:
             self._drain.running.discard(task)  # between two messages no request is under way
             conversation = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
             socket = ResponsesSocket(request, headers, conversation)
-            self._drain.farewells.add(socket.leave)
+            self._drain.socket_closers.add(socket.leave)
             try:
                 await socket.serve(call.out)
             finally:
-                self._drain.farewells.discard(socket.leave)
+                self._drain.socket_closers.discard(socket.leave)
             return
         upstream = self._upstream_of(call, parse_qs(query).get("model", [""])[0])
         call.report = call.report.with_(stream=True)

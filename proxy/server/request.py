@@ -97,7 +97,7 @@ def api_path(path: str) -> str:
     return path.lstrip("/")
 
 
-def is_stranger(path: str) -> bool:
+def is_outside_apis(path: str) -> bool:
     """True if *path* belongs to no API: below none of their roots or below two, and no path without its root."""
     if api_path(path).startswith("v1/"):
         return True
@@ -105,7 +105,7 @@ def is_stranger(path: str) -> bool:
     return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
 
 
-def misses_root(path: str) -> bool:
+def ends_like_route(path: str) -> bool:
     """True if *path* ends like an API's route: its client probably has a base URL with a wrong path."""
     return path.endswith(tuple(f"/{name}" for name in (*_MANAGED, "completions", "embeddings", "models")))
 

@@ -19,7 +19,7 @@ from proxy.core.report import NO_USAGE, Report, Usage, response_headers
 from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
 from proxy.server.incoming import IncomingRequest
-from proxy.server.request import is_stranger, misses_root
+from proxy.server.request import ends_like_route, is_outside_apis
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _JOINED: Final = 2**14
@@ -220,7 +220,7 @@ def is_preflight(request: IncomingRequest) -> bool:
     return request.method == "OPTIONS" and _REQUESTED_METHOD in request.headers
 
 
-def answer_headers(origin: str) -> list[tuple[str, str]]:
+def cors_headers(origin: str) -> list[tuple[str, str]]:
     """Return the headers that let a page of *origin* read the answer and its headers."""
     return [
         ("access-control-allow-origin", origin),
@@ -272,9 +272,9 @@ def reject_unknown_path(path: str, reply: ports.Reply) -> None:
     Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). Most of
     those that no server knows come from a base URL without ``/v1``, or with another path before it.
     """
-    if reply.status not in (404, 405) or not is_stranger(path):
+    if reply.status not in (404, 405) or not is_outside_apis(path):
         return
-    if "json" in reply.header("content-type").lower() and not misses_root(path):
+    if "json" in reply.header("content-type").lower() and not ends_like_route(path):
         return
     reply.close()
     raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in one /v1.")
@@ -302,7 +302,7 @@ def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, co
     out.finish()
 
 
-def empty(out: ResponseWriter, status: int, headers: Sequence[tuple[str, str]]) -> None:
+def write_empty(out: ResponseWriter, status: int, headers: Sequence[tuple[str, str]]) -> None:
     """Write an answer without a body."""
     out.start(status, headers, sized=True)
     out.finish()
@@ -401,7 +401,7 @@ class ReplyObserver:
         if self._hider is None:
             return b""
         try:
-            return self._hider.rest()
+            return self._hider.pending
         except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
             return b""

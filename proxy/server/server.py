@@ -62,7 +62,7 @@ class Server:
         self._listener, self._sockets = before._listener, before._sockets
         self._access.loopback = before._access.loopback
         under_way = set(self._drain.running)
-        self._listener.hand_to(self._handler)
+        self._listener.answer_with(self._handler)
         return under_way
 
     def show(self, open_page: OpenPage | None) -> None:
@@ -121,7 +121,7 @@ class Server:
         if self._sockets is not None:
             self._sockets.close()
         await self.drain(0)
-        for farewell in list(self._drain.farewells):
-            farewell()
+        for close_socket in list(self._drain.socket_closers):
+            close_socket()
         if self._listener is not None:
             await self._listener.shutdown(0.5)

@@ -19,9 +19,9 @@ The states of one stretch in this process, which ``is_due`` reads from ``_runnin
     running  an exception in our own code                    done: another job would pay for the same fault
     running  another replica has the lease                   resting, for as long as a lease lasts
     running  the client has not sent enough tokens for it    idle; a job is due once it has (``too_expensive``)
-    running  the model gave no usable text                   resting, for ``REFUSED`` seconds, twice as long with each
+    running  the model gave no usable text                   resting, for ``REFUSAL_SECONDS``, twice as long with each
                                                              failure in a row; the store keeps other replicas away
-    running  anything else (paused, breaker, subscription)   resting, for ``AGAIN`` seconds
+    running  anything else (paused, breaker, subscription)   resting, for ``RETRY_SECONDS``
     resting  the time is over                                idle
     done     the next compaction                             a new stretch begins, which is idle
 
@@ -60,10 +60,10 @@ RENEW: Final = 1 / 3
 LEAST_TOKENS: Final = 4
 """Tokens that any item takes in a transcript at least: its role, a colon, a line break and a word."""
 
-AGAIN: Final = 5.0
+RETRY_SECONDS: Final = 5.0
 """Seconds until a stretch is tried again whose job could not begin."""
 
-REFUSED, LONGEST_REFUSED = 60.0, 3600.0
+REFUSAL_SECONDS, MOST_REFUSAL_SECONDS = 60.0, 3600.0
 """Seconds until a stretch is tried again after a failure, doubled with each failure in a row; and their maximum."""
 
 WAIT_ELSEWHERE: Final = 8.0
@@ -178,7 +178,12 @@ class Jobs:
             if breaker.state != "closed"
         ]
         clients = [{"tenant": self._label(tenant), **figures} for tenant, figures in self._limits.status(SHOWN)]
-        return {"mode": self._config.mode, "running": self.running, "clients": clients, "breakers": breakers[:SHOWN]}
+        return {
+            "mode": self._config.mode,
+            "running": self.running,
+            "clients": clients,
+            "breakers": breakers[:SHOWN],
+        }
 
     async def ready(self, request: SummaryRequest) -> Summary | None:
         """Return the requested summary, or the newest one of a shorter prefix, after one look-up at most."""
@@ -285,7 +290,7 @@ class Jobs:
             length, _ = self._caches.too_expensive.get(job.stretch, (job.request.prefix.length, 0))
             self._caches.too_expensive[job.stretch] = (length, error.tokens_needed)
             return 0.0
-        return AGAIN
+        return RETRY_SECONDS
 
     def _report(
         self,
@@ -446,7 +451,7 @@ class Jobs:
 
     def _refusal_seconds(self, job: _Job) -> float:
         failures = self._caches.failures.get(job.stretch, 0)
-        return min(LONGEST_REFUSED, REFUSED * 2.0 ** min(failures, 10))
+        return min(MOST_REFUSAL_SECONDS, REFUSAL_SECONDS * 2.0 ** min(failures, 10))
 
     def _note(self, job: _Job, state: SummaryState, reason: str = "", *, tokens_out: int = 0) -> None:
         """Note the state of a summary, for the owners of the conversation."""

@@ -105,7 +105,7 @@ def test_only_the_one_event_goes(events: list[tuple[bytes, bool]], torn: bytes, 
     data = b"".join(event for event, _ in events) + torn
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     hider = UsageHider()
-    passed = b"".join(hider.feed(data[start:end]) for start, end in itertools.pairwise(edges)) + hider.rest()
+    passed = b"".join(hider.feed(data[start:end]) for start, end in itertools.pairwise(edges)) + hider.pending
     assert passed == b"".join(event for event, stays in events if stays) + torn
 
 
@@ -192,6 +192,6 @@ def test_hiding_costs_no_more_per_byte_the_longer_an_event_is() -> None:
 
     def work(length: int) -> None:
         hider = UsageHider()
-        assert sum(len(hider.feed(b"xxxx")) for _ in range(length // 4)) + len(hider.rest()) == length
+        assert sum(len(hider.feed(b"xxxx")) for _ in range(length // 4)) + len(hider.pending) == length
 
     assert is_linear(work, 15_000)

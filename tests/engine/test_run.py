@@ -48,8 +48,8 @@ async def test_the_first_overflow_is_what_the_client_gets_if_nothing_follows() -
     assert under_way.reply is None
     assert under_way.first_refusal is not None
     assert (under_way.first_refusal.head, under_way.overflows) == (b"no 0", 2)
-    assert under_way.instead is not None
-    assert under_way.instead[1] == b"no 0"
+    assert under_way.earlier_reply is not None
+    assert under_way.earlier_reply[1] == b"no 0"
     assert all(reply.closed for reply in replies)
 
 
@@ -59,8 +59,8 @@ def test_the_generation_before_is_what_the_client_gets_if_the_next_one_fails() -
     under_way.reply, under_way.chunks = reply, [b"first"]
     under_way.set_aside()
     under_way.sending("stub")
-    assert under_way.instead is not None
-    assert (under_way.instead[0].status, under_way.instead[1]) == (200, b"first")
+    assert under_way.earlier_reply is not None
+    assert (under_way.earlier_reply[0].status, under_way.earlier_reply[1]) == (200, b"first")
     assert reply.closed
 
 

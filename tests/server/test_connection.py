@@ -463,7 +463,7 @@ async def test_a_body_that_is_expected_goes_to_the_handler_that_takes_over(pause
         assert await answered(reader) == "200"
         writer.write(HEAD % 2 + b"{")
         await asyncio.sleep(0.002 + pause)
-        at.server._listener.hand_to(at.server._handler)
+        at.server._listener.answer_with(at.server._handler)
         writer.write(b"}")
         async with asyncio.timeout(60):
             assert await answered(reader) == "200"

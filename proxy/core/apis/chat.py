@@ -160,11 +160,8 @@ def read_item_text(raw: bytes) -> ItemText:
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """Return the message with *text* and *media* parts added before or after its own content.
-
-    Its own content stays one unchanged run of bytes. There are no markers in this API.
-    """
-    del marker
+    """Return the message with *text* and *media* parts added."""
+    del marker  # there are none in this API
     return with_content(raw, lambda content: _extended(content, text, before, media))
 
 
@@ -185,10 +182,7 @@ def media_parts(raw: bytes) -> list[bytes]:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the tool result with the one of *texts* in place of its content; every other byte stays as it is.
-
-    With *media* the images of the content stay behind the text.
-    """
+    """Return the tool result with the one of *texts* in place of its content; every other byte stays as it is."""
     text = "\n".join(texts)
     parts: list[bytes] = []
     if media:

@@ -261,11 +261,8 @@ def _failed(value: Mapping[str, Any]) -> bool:
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """Return the content with a text part and *media* parts added before or after its own parts.
-
-    Its own parts stay one unchanged run of bytes. There are no markers in this API.
-    """
-    del marker
+    """Return the content with *text* and *media* parts added."""
+    del marker  # there are none in this API
     added = ",".join([_text_part(text), *(part.decode() for part in media)])
 
     def extended(parts: str) -> str:

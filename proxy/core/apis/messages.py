@@ -245,10 +245,7 @@ def marker(raw: bytes) -> bytes:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the message with *texts* in place of its tool results; every other byte stays as it is.
-
-    With *media* the images and files of a result stay behind its text.
-    """
+    """Return the message with *texts* in place of its tool results; every other byte stays as it is."""
     blocks = decode(raw)["content"]
     indexes = [at for at, block in enumerate(blocks) if isinstance(block, dict) and _is_result(block)]
     replacements = [

@@ -266,11 +266,8 @@ def _words(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:
-    """Return the message with *text* and *media* parts added before or after its own content.
-
-    Its own content stays one unchanged run of bytes. There are no markers in this API.
-    """
-    del marker
+    """Return the message with *text* and *media* parts added."""
+    del marker  # there are none in this API
     return with_content(raw, lambda content: _extended(content, text, before, media))
 
 
@@ -293,10 +290,7 @@ def media_parts(raw: bytes) -> list[bytes]:
 
 
 def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> bytes:
-    """Return the result with the one of *texts* in place of its output; every other byte stays as it is.
-
-    With *media* the images and files of the output stay behind its text.
-    """
+    """Return the result with the one of *texts* in place of its output; every other byte stays as it is."""
     replacement = (("output",), "\n".join(texts))
     return with_replaced_contents(raw.decode(), [replacement], "input_text", is_media, media=media).encode()
 
