@@ -12,7 +12,7 @@ Loop 1, ``_decide``, calls the planner until its decision is final, and sends no
 Loop 2, ``_deliver``, sends until a reply can be passed on:
 
     Accepted                      deliver it
-    Overflowed                    learn from it; send a smaller view, or plan for a fallback
+    Overflow                      learn from it; send a smaller view, or plan for a fallback
     Failed | NotNews              plan for the next model; if none is left, deliver the provider's first refusal
 
 Loop 2 ends because ``Attempts`` allows two smaller views at most and asks each fallback once.
@@ -67,9 +67,9 @@ from proxy.engine.ports import Answer, Clock, Outcome, Refusal, learn_nothing
 from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
-from proxy.engine.run import GIVE_UP, Delivered, GiveUp, Run, Undelivered, Unreachable, never_too_lossy, report_of
+from proxy.engine.run import GIVE_UP, GiveUp, Run, never_too_lossy, report_of
 from proxy.engine.token_counts import TokenCounts
-from proxy.engine.upstream_calls import Accepted, Overflowed, UpstreamCalls
+from proxy.engine.upstream_calls import Accepted, UpstreamCalls
 from proxy.offload import offload
 from proxy.tasks import Faults
 
@@ -160,9 +160,9 @@ class Engine:
                 if answer is not None:
                     return answer
         delivery = await self._deliver(run, decision)
-        if isinstance(delivery, Undelivered):
-            return self._refusal_of(run, delivery)
-        return await self._answer_of(run, delivery)
+        if isinstance(delivery, Accepted):
+            return await self._answer_of(run, delivery)
+        return self._refusal_of(run, delivery)
 
     # Loop 1: plan, and send nothing.
 
@@ -288,36 +288,24 @@ class Engine:
     # Loop 2: send until a reply can be passed on.
 
     async def _deliver(
-        self, run: Run, decision: FinalDecision | GiveUp, extend: Extend | None = None
-    ) -> Delivered | Undelivered:
-        """Send until a reply can be passed on; *extend* appends to each view what continues an answer."""
+        self, run: Run, decision: Forward | Reject | GiveUp, extend: Extend | None = None
+    ) -> Accepted | Reject | GiveUp:
+        """Send until a reply can be passed on; *extend* appends to each view what continues an answer.
+
+        Return the decision to send nothing more, if no reply can be.
+        """
         refused_tokens: int | None = None
-        while True:
-            match decision:
-                case Reject():
-                    return Undelivered(decision)
-                case GiveUp():
-                    return Undelivered()
-                case TooLossy():
-                    raise Unreachable("what is sent may lose anything")
-                case Forward():
-                    view = decision.view
-                case other:
-                    assert_never(other)
-            appended = view
+        while isinstance(decision, Forward):
+            view = appended = decision.view
             if extend is not None and isinstance(view, CountedView):
                 appended = await extend(view, refused_tokens)
             received = await self._calls.send(run, appended)
-            match received:
-                case Accepted():
-                    return Delivered(view, received.reply, received.head, received.hides_usage)
-                case Overflowed():
-                    refused_tokens = appended.tokens
-                    decision = await self._after_refusal(run, appended, received.overflow)
-                case Failed() | NotNews():
-                    decision = await self._after_refusal(run, appended, received)
-                case unexpected:
-                    assert_never(unexpected)
+            if isinstance(received, Accepted):
+                return structs.replace(received, view=view)
+            if isinstance(received, Overflow):
+                refused_tokens = appended.tokens
+            decision = await self._after_refusal(run, appended, received)
+        return decision
 
     async def _after_refusal(self, run: Run, view: View, refusal: Overflow | Failed | NotNews) -> Forward | GiveUp:
         """Decide what to send after *view* was refused."""
@@ -359,7 +347,7 @@ class Engine:
             return decision
         return GIVE_UP
 
-    async def _answer_of(self, run: Run, delivery: Delivered) -> Answer:
+    async def _answer_of(self, run: Run, delivery: Accepted) -> Answer:
         """Return the answer with its report, and schedule the notes that features take of it."""
         view, reply = delivery.view, delivery.reply
         if run.unsure is not None and reply.status == 200 and not view.request.fallback_model:
@@ -389,13 +377,13 @@ class Engine:
             answer = await feature.continue_answer(answer, view, BoundEngine(self, run))
         return answer
 
-    def _refusal_of(self, run: Run, delivery: Undelivered) -> Outcome:
+    def _refusal_of(self, run: Run, decision: Reject | GiveUp) -> Outcome:
         """Return our own refusal, or the provider's first one. Raises the error of a provider that gave no answer."""
-        if delivery.refused is not None:
-            report = self.report(delivery.refused, run)
+        if isinstance(decision, Reject):
+            report = self.report(decision, run)
             for feature in self._features.refusing:
-                asyncio.get_running_loop().call_soon(feature.refused, delivery.refused.view, report)
-            return Refusal(report, delivery.refused.error)
+                asyncio.get_running_loop().call_soon(feature.refused, decision.view, report)
+            return Refusal(report, decision.error)
         first = run.stated_refusal()
         report = run.report(first.view, self._policy)
         if first.is_overflow:
@@ -457,7 +445,7 @@ class Engine:
         run.attempts = Attempts((), view)
         delivery = await self._deliver(run, Forward(view), extend)
         retries = max(0, run.sent - 1)
-        if isinstance(delivery, Undelivered):
+        if not isinstance(delivery, Accepted):
             first = run.stated_refusal()
             return Continued(view, first.reply, first.head, retries, run.overflows)
         if isinstance(delivery.view, CountedView):

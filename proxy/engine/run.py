@@ -60,22 +60,6 @@ class GiveUp:
 GIVE_UP: Final = GiveUp()
 
 
-class Delivered(msgspec.Struct, frozen=True):
-    """A reply to *view* that can be passed on, and the bytes already read from it."""
-
-    view: View
-    reply: Reply
-    head: bytes
-    hides_usage: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Undelivered:
-    """Why no reply was passed on: the request was refused, or the first refusal stands."""
-
-    refused: Reject | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class FirstRefusal:
     """The first refusal of a request: the view that was refused, and every byte of the provider's own error."""

@@ -67,21 +67,15 @@ CheckStored = Callable[[bytes, str, Headers], None]
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A reply that goes to the client, and the bytes already read from it."""
+    """A reply to *view* that goes to the client, and the bytes already read from it."""
 
+    view: View
     reply: Reply
     head: bytes
     hides_usage: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Overflowed:
-    """A reply that refuses the view as too long for its model."""
-
-    overflow: Overflow
-
-
-Received = Accepted | Overflowed | Failed | NotNews
+Received = Accepted | Overflow | Failed | NotNews
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,7 @@ class UpstreamCalls:
             return failed
         if isinstance(refusal, Overflow):
             run.overflowed(view)
-            return Overflowed(refusal)
+            return refusal
         if after_refusal and not is_news(refusal, is_fallback=is_fallback):
             # The smaller view was refused as well, for whatever reason. A fallback's failure says nothing about it.
             run.overflows += not is_fallback
@@ -154,7 +148,7 @@ class UpstreamCalls:
         failed = None
         if refusal >= 400:
             failed = await self._failed(run, view, failure_of(refusal), None)
-        return failed or Accepted(reply, b"".join(run.chunks), hides_usage)
+        return failed or Accepted(view, reply, b"".join(run.chunks), hides_usage)
 
     async def _failed(self, run: Run, view: View, failure: Failure | None, error: UllageError | None) -> Failed | None:
         """Set *failure* aside and return the models to ask next; None if the client gets it as it is.
