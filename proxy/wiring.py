@@ -35,7 +35,7 @@ from proxy.engine.retries import Retries
 from proxy.engine.token_counts import TokenCounts
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.opening import FeatureParts, open_features
-from proxy.server import Limits, ListedUpstream, Models, ServerConfig
+from proxy.server import Limits, Models, ServerConfig
 from proxy.server.access import Access
 from proxy.settings import Settings, Stages
 from proxy.store import Store, open_store
@@ -264,7 +264,7 @@ def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -
         }
         return {name: value for name, value in by_name.items() if value is not None}
 
-    listed = [ListedUpstream(entry.name, upstream.speaks(entry.name)) for entry in settings.upstreams]
+    listed = {entry.name: upstream.speaks(entry.name) for entry in settings.upstreams}
     configured = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
     return Models(upstream, listed, settings.default_upstream().name, configured, limits)
 

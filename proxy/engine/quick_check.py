@@ -163,14 +163,10 @@ class _Turn(msgspec.Struct, gc=False):
 
 class _Messages(_Body, kw_only=True):
     messages: list[_Turn]
-    max_tokens: int | None = None
+    requested_output: int | None = msgspec.field(name="max_tokens", default=None)
     system: str | list[_Text] | None = None
     mcp_servers: None = None
     container: None = None
-
-    @property
-    def requested_output(self) -> int | None:
-        return self.max_tokens
 
 
 # Responses: https://platform.openai.com/docs/api-reference/responses/create
@@ -198,14 +194,10 @@ class _ResponsesItem(msgspec.Struct, gc=False):
 
 class _Responses(_Body, kw_only=True):
     input: str | list[_ResponsesItem] = ""
-    max_output_tokens: int | None = None
+    requested_output: int | None = msgspec.field(name="max_output_tokens", default=None)
     prompt: None = None
     conversation: None = None
     previous_response_id: None = None
-
-    @property
-    def requested_output(self) -> int | None:
-        return self.max_output_tokens
 
     @property
     def allowance(self) -> int | None:

@@ -28,14 +28,6 @@ Figures = Callable[[str], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ListedUpstream:
-    """An upstream; one that ``speaks`` the clients' APIs has a list of its models."""
-
-    name: str
-    speaks: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ModelsAnswer:
     """A whole answer of one upstream."""
 
@@ -68,21 +60,22 @@ class ModelsAnswer:
 
 
 class Models:
-    """Answers for the models of all upstreams. *default* is the upstream that gets the client's own key.
+    """Answers for the models of all *upstreams*; True for those that speak the clients' APIs and list their models.
 
-    *named* are the models that the configuration names without a glob.
+    *default* is the upstream that gets the client's own key. *named* are the models that the configuration names
+    without a glob.
     """
 
     def __init__(
         self,
         client: Upstream,
-        upstreams: Sequence[ListedUpstream],
+        upstreams: Mapping[str, bool],
         default: str,
         named: Sequence[str],
         figures: Figures,
     ) -> None:
         self._client = client
-        self._upstreams = tuple(upstreams)
+        self._upstreams = dict(upstreams)
         self._default = default
         self._named = tuple(named)
         self._figures = figures
@@ -111,12 +104,10 @@ class Models:
         self, path_qs: str, headers: Sequence[tuple[str, str]]
     ) -> tuple[dict[str, ModelsAnswer], Sequence[UllageError]]:
         """Ask every upstream for its list; return the answers by upstream, and the errors of those without one."""
-        speaking = [upstream for upstream in self._upstreams if upstream.speaks]
-        results = await asyncio.gather(*(self._ask(upstream, path_qs, headers) for upstream in speaking))
+        speaking = [name for name, speaks in self._upstreams.items() if speaks]
+        results = await asyncio.gather(*(self._ask(name, path_qs, headers) for name in speaking))
         answers = {
-            upstream.name: result
-            for upstream, result in zip(speaking, results, strict=True)
-            if isinstance(result, ModelsAnswer)
+            name: result for name, result in zip(speaking, results, strict=True) if isinstance(result, ModelsAnswer)
         }
         return answers, [result for result in results if isinstance(result, UllageError)]
 
@@ -133,10 +124,9 @@ class Models:
         """Return one model, as its own upstream describes it. Raises ``UllageError``."""
         model = unquote(model)
         name = route(model)
-        upstream = next((upstream for upstream in self._upstreams if upstream.name == name), ListedUpstream(name))
         answer = None
-        if upstream.speaks:
-            answer = await self._fetch(upstream, path_qs, headers)
+        if self._upstreams.get(name, True):
+            answer = await self._fetch(name, path_qs, headers)
         if answer is not None and answer.document:
             return _json_answer(self._completed(answer.document), answer.headers)
         if answer is None or (answer.status in (404, 405) and model in self._named):
@@ -145,24 +135,22 @@ class Models:
             return _json_answer(self._completed(_entry(model, name, anthropic=_is_anthropic(headers))))
         return answer
 
-    async def _ask(
-        self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]
-    ) -> ModelsAnswer | UllageError:
+    async def _ask(self, upstream: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer | UllageError:
         try:
             async with asyncio.timeout(PATIENCE):
                 return await self._fetch(upstream, path_qs, headers)
         except TimeoutError:
-            return UpstreamTimeout(upstream.name, PATIENCE)
+            return UpstreamTimeout(upstream, PATIENCE)
         except UllageError as error:
             return error  # the other upstreams' models are listed all the same
 
-    async def _fetch(self, upstream: ListedUpstream, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
+    async def _fetch(self, upstream: str, path_qs: str, headers: Sequence[tuple[str, str]]) -> ModelsAnswer:
         left_out = {"accept-encoding"}  # the list is read here, so it has to come without a content coding
-        if upstream.name != self._default:
+        if upstream != self._default:
             # The client's key belongs to the default upstream: no other one may see it.
             left_out |= CREDENTIALS
         sent = [pair for pair in headers if pair[0].lower() not in left_out]
-        reply = await self._client.send(upstream.name, "GET", path_qs, sent, None)
+        reply = await self._client.send(upstream, "GET", path_qs, sent, None)
         try:
             chunks: list[bytes] = []
             await read_up_to(reply, chunks, LARGEST)

@@ -277,7 +277,7 @@ class Jobs:
         if draft is None:
             self._report(job, "adopted", began)
         else:
-            self._report(job, "written", began, "", draft.calls, (draft.input_tokens, draft.output_tokens))
+            self._report(job, "written", began, "", draft.calls, draft.tokens_used)
         return summary
 
     def _rest_after(self, job: _Job, error: NotWritten) -> float:
@@ -354,7 +354,7 @@ class Jobs:
             self._note(job, state, error.reason)
             raise
         summary = await self._save(job, base, draft)
-        self._note(job, "ready", tokens_out=draft.output_tokens)
+        self._note(job, "ready", tokens_out=draft.tokens_used[1])
         return summary, draft
 
     def _affordable(self, job: _Job) -> _Job:
@@ -377,7 +377,7 @@ class Jobs:
             raise NotWritten(reason, called_model=False, tokens_needed=least)
         try:
             draft = await self._writer.write(job.request, job.summariser, base, reservation.check)
-            used = draft.input_tokens + draft.output_tokens
+            used = sum(draft.tokens_used)
         except NotWritten as error:
             used = sum(error.tokens_used)
             if error.limited:
@@ -393,7 +393,7 @@ class Jobs:
     async def _save(self, job: _Job, base: Summary | None, draft: Draft) -> Summary:
         """Store *draft*; return the summary that is valid from now on, which another replica may have stored before."""
         prefix, model = job.request.prefix, job.summariser.model
-        spent = draft.input_tokens + draft.output_tokens
+        spent = sum(draft.tokens_used)
         if base is not None:
             spent += base.tokens_spent
         value = dump(draft.text, prefix.length, spent, model, int(time.time()))

@@ -41,12 +41,11 @@ _CACHED_MARGIN: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A verified text, and the calls and tokens that it took, by the model's own count if it states one."""
+    """A verified text, and the calls and tokens that it took."""
 
     text: str
     calls: int
-    input_tokens: int
-    output_tokens: int
+    tokens_used: TokensUsed
 
 
 class NotWritten(Exception):
@@ -182,7 +181,7 @@ class Writer:
             if isinstance(body, str):
                 body = self._body(run, body)
             run.text = await self._verified(run, source, origin, body)
-        return Draft(run.text, run.calls, *run.tokens_used)
+        return Draft(run.text, run.calls, run.tokens_used)
 
     async def _verified(self, run: _Run, source: Source, origin: Origin, body: bytes) -> str:
         """Return the verified answer to *body*. Raises ``NotWritten``."""

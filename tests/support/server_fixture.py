@@ -16,7 +16,7 @@ from proxy.core.request import Request
 from proxy.engine.ports import Answer
 from proxy.engine.run import Run
 from proxy.engine.upstream_calls import CallSettings
-from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.server import Models, Server, ServerConfig
 from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, no_routes
 from proxy.store.conversation_table import ConversationTable
@@ -212,7 +212,7 @@ async def running_server(
         settings = CallSettings(config.headers_of, config.usage_upstreams, Access(config).check_stored)
         engine = PassThrough("up", upstream, settings)
         reports: list[Report] = []
-        models = Models(upstream, [ListedUpstream("up")], "up", [], lambda model: {"context_length": 4096})
+        models = Models(upstream, {"up": True}, "up", [], lambda model: {"context_length": 4096})
         register = a_register()
         server = Server(
             config,

@@ -15,7 +15,7 @@ import pytest
 from proxy.core.report import Report
 from proxy.features.opening import open_all_routes, open_history
 from proxy.features.settings import AllSettings
-from proxy.server import ListedUpstream, Models, Server, ServerConfig
+from proxy.server import Models, Server, ServerConfig
 from proxy.store import open_store
 from proxy.tasks import Faults, Tasks
 from proxy.upstream_wiring import open_catalogue, open_upstream
@@ -112,7 +112,7 @@ async def proxy_in_process(
         observers=[lambda report, seconds: reports.append(report)],
         metrics=None,
         status=dict,
-        models=Models(upstream, [ListedUpstream("stub")], "stub", [], lambda model: {}),
+        models=Models(upstream, {"stub": True}, "stub", [], lambda model: {}),
         open_routes=open_all_routes(settings, store, history),
         faults=noticed,
     )
