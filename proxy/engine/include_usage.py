@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.apis.sse import EventCutter
 
 _MEMBER: Final = b'"stream_options"'
@@ -48,7 +49,7 @@ def requesting_usage(body: bytes) -> bytes | None:
         options = None
         if own:
             options = _OPTIONS.decode(own)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return None
     if not streaming.stream or (options is not None and bytes(options.include_usage)):
         return None
@@ -105,6 +106,6 @@ def _is_usage(event: bytes) -> bool:
         return False
     try:
         chunk = _CHUNK.decode(lines[0])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return False
     return not chunk.choices and bytes(chunk.usage).startswith(b"{")

@@ -84,7 +84,7 @@ def model_of(body: bytes) -> str:
     """Return the model that *body* names, read apart from all else; empty if it names none."""
     try:
         return _NAMED.decode(body).model
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return ""
 
 

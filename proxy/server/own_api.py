@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.errors import InvalidRequest
 from proxy.server.access import Access
 from proxy.server.config import Limits
@@ -65,7 +66,7 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T], message: str) -> T:
     """Return *body* decoded by *decoder*. Raises ``InvalidRequest`` with *message*, which says what to send."""
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         raise InvalidRequest(message) from None
 
 

@@ -49,6 +49,7 @@ from aiohttp.http import WebSocketError, WebSocketReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
+from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.apis.sse import EventCutter
 from proxy.core.errors import InvalidRequest, Overloaded, UpstreamUnreachable, error_body
 from proxy.server.access import Caller
@@ -290,7 +291,7 @@ class MessageWriter(ResponseWriter):
             return
         try:
             event = _event.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return  # the client gets the event anyway; without it the conversation is not stored
         if event.type == "response.output_item.done":
             self.output += _copied([event.item])
@@ -451,7 +452,7 @@ def _is_object(body: bytes) -> bool:
     """True if *body* is an object in JSON, which a page of a gateway is not."""
     try:
         _members.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 
@@ -465,7 +466,7 @@ def _read(data: bytes) -> Message:
     """Return the message *data*. Raises ``InvalidRequest``."""
     try:
         message = _message.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidRequest(f"The message is no response.create: {error}.") from None
     if message.type != "response.create":
         raise InvalidRequest("Only messages of the type response.create are understood.")
@@ -486,7 +487,7 @@ def _is_bare_reasoning(item: msgspec.Raw) -> bool:
     """True if *item* is reasoning without its encrypted content. Anything unreadable is left to the upstream."""
     try:
         read = _item.decode(item)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return read.type == "reasoning" and not read.encrypted_content
 
@@ -495,6 +496,6 @@ def _error_message(status: int, body: bytes) -> bytes:
     """Return the message for an answer with *status*, an error, and this *body*."""
     try:
         error = _error.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         error = {"type": "server_error", "code": "upstream_error", "message": f"The upstream answered {status}."}
     return msgspec.json.encode({"type": "error", "status": status, "error": error})

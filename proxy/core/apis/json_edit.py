@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_scan import Field, Span, elements, members
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, parse, spelled
+from proxy.core.apis.json_steps import ONE_CALL, UNREADABLE, decode, dismantle, encode_in_steps, parse, spelled
 from proxy.core.conversation import Count
 from proxy.core.errors import InvalidRequest
 
@@ -90,7 +90,7 @@ def minified(text: str) -> str:
         return text
     try:
         return msgspec.json.format(text, indent=-1)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return text
 
 

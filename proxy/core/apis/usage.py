@@ -23,6 +23,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.content_encoding import ContentDecoder
 from proxy.core.report import NO_USAGE, Usage
 
@@ -202,7 +203,7 @@ class UsageTap:
         """Take the figures of one usage object; figures that it lacks stay as they were."""
         try:
             figures = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return
         usage = figures.usage()
         if usage.input_tokens is not None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from proxy.core.apis.json_steps import UNREADABLE
 from proxy.features.history.notes import CompactionNote
 
 VERSION: Final = 2
@@ -61,7 +62,7 @@ def read_import(body: bytes) -> State | None:
     try:
         members = msgspec.json.decode(body, type=dict[str, Any])
         budget = msgspec.json.decode(body, type=_Imported).budget
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return None
     return State(budget, {name: value for name, value in members.items() if name not in _OWN_MEMBERS})
 
@@ -77,7 +78,7 @@ def decode(value: bytes | None) -> State | None:
         return None
     try:
         return msgspec.json.decode(value, type=State)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
