@@ -6,7 +6,7 @@ would be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from proxy.store.key_names import (
@@ -48,11 +48,19 @@ class ConversationTable:
         self._access = access
 
     def save_conversation(
-        self, tenant: bytes, conversation: str, root_hash: bytes, now: float, *, long_lived: bool
+        self,
+        tenant: bytes,
+        conversation: str,
+        root_hash: bytes,
+        now: float,
+        *,
+        long_lived: bool,
+        on_failure: Callable[[], object] | None = None,
     ) -> None:
         """Save that a request of the conversation called *conversation* began at *root_hash*; *now* is Unix time.
 
-        *long_lived*: it was compacted, so that it is known for as long as its records.
+        *long_lived*: it was compacted, so that it is known for as long as its records. *on_failure* is called if the
+        store refuses.
         """
         seconds = LIFETIME if long_lived else SHORT_LIFETIME
         roots = key_name(self._name(tenant, conversation), ROOTS)
@@ -61,7 +69,7 @@ class ConversationTable:
             ScoreMember(roots, root_hash, now, MOST_ROOTS, seconds),
             ScoreMember(conversations, conversation.encode(), now, MOST_LISTED, LIFETIME),
         ):
-            self._access.run_in_background(operation, "conversation", PAUSES)
+            self._access.run_in_background(operation, "conversation", PAUSES, on_failure)
 
     def save_note(self, tenant: bytes, root_hash: bytes, field: str, value: bytes, *, long_lived: bool) -> None:
         """Save *value* as the note called *field*; of over ``MOST_NOTES`` the one whose name sorts first is removed."""

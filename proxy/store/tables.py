@@ -154,9 +154,25 @@ class TableAccess:
             self.count_failure(error)
             raise StoreUnavailable from error
 
-    def run_in_background(self, operation: Operation[Any], name: str, pauses: Sequence[float] = ()) -> None:
-        """Run *operation* as ``run`` does, as a task called *name*; a failure is counted."""
-        self._spawn(self.run_or(None, operation, pauses), name)
+    def run_in_background(
+        self,
+        operation: Operation[Any],
+        name: str,
+        pauses: Sequence[float] = (),
+        on_failure: Callable[[], object] | None = None,
+    ) -> None:
+        """Run *operation* as ``run`` does, as a task called *name*; after a failure, which is counted, *on_failure*."""
+        if on_failure is None:
+            self._spawn(self.run_or(None, operation, pauses), name)
+        else:
+            self._spawn(self._run_or_call(on_failure, operation, pauses), name)
+
+    async def _run_or_call(
+        self, on_failure: Callable[[], object], operation: Operation[Any], pauses: Sequence[float]
+    ) -> None:
+        failed = object()
+        if await self.run_or(failed, operation, pauses) is failed:
+            on_failure()
 
     def log_other_version(self, records: str, version: int) -> None:
         """Log once for each *version* that *records* of another version of the proxy are neither read nor changed."""

@@ -21,7 +21,7 @@ mended for, too.
 62 of 64 and 3 of 56, 53 of 54 and 5 of 46. (Eight rows in which prompt and output together exceed a stated window
 were first written down as look-alikes; they are overflows, which a lower output figure cures.) After the mending for
 ``seventh``, ``eighth`` gave 52 of 54 and 2 of 46. After that for ``eighth``, ``ninth`` gave 26 of 30 and 4 of 50; then
-it was mended for, too.
+it was mended for, too, and ``tenth``, written after that, gave 30 of 30 and 0 of 50.
 
 The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
@@ -50,6 +50,7 @@ HALVES = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

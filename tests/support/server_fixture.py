@@ -237,11 +237,13 @@ async def running_server(
             await upstream.close()
 
 
-def a_register() -> ConversationTable:
-    """A register over a store of this process."""
-    tasks, memory = Tasks(lambda name, error: None), MemoryBackend()
+def a_register(memory: MemoryBackend | None = None) -> ConversationTable:
+    """A register over a store of this process, or over *memory*."""
+    tasks = Tasks(lambda name, error: None)
     warnings = ThrottledWarnings(lambda event, facts: None)
-    return ConversationTable(TableAccess(memory, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
+    return ConversationTable(
+        TableAccess(memory or MemoryBackend(), Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings)
+    )
 
 
 def chunk(data: bytes) -> bytes:

@@ -82,7 +82,7 @@ def open_archive(settings: Settings, store: Store, tasks: Tasks, observe: Callab
 
 def open_recorder(store: Store, archive: Archive | None) -> HistoryRecorder:
     """Return the recorder of requests, compactions and summaries of conversations."""
-    recent: TTLCache[tuple[object, ...], bool] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
+    recent: TTLCache[tuple[object, ...], int] = TTLCache(RECENT_NOTES, NOTE_SECONDS)
     return HistoryRecorder(store.conversations, recent, time.time, archive)
 
 

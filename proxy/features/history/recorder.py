@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -14,24 +15,30 @@ from proxy.core.report import Report
 from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive, items_removed
 from proxy.features.history.notes import CompactionNote, RequestNote, encode_note, note_name
-from proxy.store.conversation_table import ConversationTable
+from proxy.store.conversation_table import MOST_LISTED, ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
 
 NOTE_SECONDS: Final = 60.0
 """Seconds between two notes on one summary that is skipped."""
 
+OTHERS_SAVED: Final = MOST_LISTED // 2
+"""Other conversations of a tenant after which one is saved again: half of those after which it is listed no more.
+
+The other half are those that other replicas may save meanwhile.
+"""
+
 
 class HistoryRecorder(Feature):
     """Writes notes on answered requests, and archives the items that left the view unless *archive* is None.
 
-    *recent* has the conversations that were saved, and the skipped summaries that got a note, in the last
-    ``NOTE_SECONDS``. *now* returns Unix time.
+    *recent* has, for the last ``NOTE_SECONDS``, the number of conversations that each tenant saved, that number when a
+    conversation was saved, and the skipped summaries that got a note. *now* returns Unix time.
     """
 
     def __init__(
         self,
         conversations: ConversationTable,
-        recent: MutableMapping[tuple[object, ...], bool],
+        recent: MutableMapping[tuple[object, ...], int],
         now: Callable[[], float],
         archive: Archive | None = None,
     ) -> None:
@@ -49,9 +56,13 @@ class HistoryRecorder(Feature):
         root_hash, record = view.measured.root_hash(layout), view.edits.record
         now, tenant, long_lived = self._now(), view.request.tenant, record is not None
         key = (report.conversation, root_hash, long_lived)
-        if report.event or key not in self._recent:
-            self._recent[key] = True
-            self._conversations.save_conversation(tenant, report.conversation, root_hash, now, long_lived=long_lived)
+        saved, count = self._recent.get(key), self._recent.get((tenant,), 0)
+        if report.event or saved is None or count - saved >= OTHERS_SAVED:
+            self._recent[key] = self._recent[(tenant,)] = count + 1
+            forget = partial(self._recent.pop, key, None)
+            self._conversations.save_conversation(
+                tenant, report.conversation, root_hash, now, long_lived=long_lived, on_failure=forget
+            )
         last = _request_note(report, view, layout, int(now))
         self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
         if record is None or not report.event:

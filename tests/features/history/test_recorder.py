@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.features.history.notes import CompactionNote, RequestNote, read_notes
 from proxy.features.history.recorder import HistoryRecorder
+from proxy.store.conversation_table import MOST_LISTED
+from proxy.store.memory import MemoryBackend
+from proxy.store.operations import Operation, ScoreMember, SetField, Unavailable
 from proxy.summaries.codec import NOTE_VERSION as VERSION
 from proxy.summaries.codec import SummaryNote
 from tests.support.engine_fixtures import TENANT, Planned, Replica, chat_body
@@ -16,14 +19,28 @@ from tests.support.sample_conversations import agent_session
 from tests.support.server_fixture import a_register
 
 WINDOW = 8192
+T = TypeVar("T")
+
+
+class Disk(MemoryBackend):
+    """A store whose disk may be full."""
+
+    is_full = False
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run *operation*, if there is room for what it writes."""
+        if self.is_full and isinstance(operation, ScoreMember | SetField):
+            raise Unavailable("disk")
+        return await super().run(operation)
 
 
 class RecordedReplica:
     """A replica, and a recorder that gets its answered requests."""
 
     def __init__(self) -> None:
-        self.conversations = a_register()
-        self.recent: dict[tuple[object, ...], bool] = {}
+        self.disk = Disk()
+        self.conversations = a_register(self.disk)
+        self.recent: dict[tuple[object, ...], int] = {}
         self.now = 1_000_000.0
         self.recorder = HistoryRecorder(self.conversations, self.recent, lambda: self.now)
         self.replica = Replica()
@@ -89,6 +106,36 @@ async def test_the_time_of_a_conversation_is_saved_once_in_a_while() -> None:
     assert await saved_after(30) == (True, 30)
     recorded.recent.clear()
     assert await saved_after(31) == (False, 40)
+
+
+async def test_a_busy_tenants_conversation_stays_listed() -> None:
+    """If so many others were saved that it is about to leave the list, it is saved again before the minute is over."""
+    recorded = RecordedReplica()
+    first = await recorded.plan(12)
+    for other in range(MOST_LISTED):
+        recorded.now += 0.01
+        recorded.recent[(TENANT,)] += 1
+        name = f"other-{other}"
+        recorded.conversations.save_conversation(TENANT, name, b"r" * 16, recorded.now, long_lived=False)
+    await asyncio.sleep(0.05)
+    listed = [name for name, _ in await recorded.conversations.conversations(TENANT)]
+    assert first.report.conversation not in listed
+    recorded.now += 1
+    await recorded.plan(13)
+    listed = [name for name, _ in await recorded.conversations.conversations(TENANT)]
+    assert listed[0] == first.report.conversation
+
+
+async def test_a_conversation_that_the_store_refused_is_saved_with_its_next_request() -> None:
+    """What was not saved does not count as saved."""
+    recorded = RecordedReplica()
+    recorded.disk.is_full = True
+    plan = await recorded.plan(12)
+    recorded.disk.is_full = False
+    assert await recorded.conversations.conversations(TENANT) == []
+    await recorded.plan(13)
+    ((name, _),) = await recorded.conversations.conversations(TENANT)
+    assert name == plan.report.conversation
 
 
 async def test_an_event_that_had_to_go_further_is_noted_from_the_view_before_it() -> None:
