@@ -117,7 +117,9 @@ class TableAccess:
         self._warnings = warnings
         self.clock = clock
         self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
-        self._reported: tuple[bool, State, str] = (True, "closed", "")
+        self._reported: tuple[bool, State, str] | None = None
+        """What ``report_state`` saw last; None at first, since the start may have logged that the store is down."""
+
         self.hits = 0
         """Values that were read and opened."""
 

@@ -10,8 +10,10 @@ import pytest
 
 from proxy.engine.ports import Records
 from proxy.store import Store, key_names
-from proxy.store.encryption import MAX_PLAIN
-from proxy.store.tables import WARN_EVERY, ThrottledWarnings
+from proxy.store.encryption import MAX_PLAIN, Sealer
+from proxy.store.memory import MemoryBackend
+from proxy.store.tables import WARN_EVERY, TableAccess, ThrottledWarnings
+from proxy.tasks import Tasks, ignore_failure
 from tests.store.conftest import Opener, Valkey, eventually
 
 TENANT, OTHER, ROOT, ROUTE = b"t" * 32, b"o" * 32, b"r" * 16, "openai,gpt-5"
@@ -178,3 +180,17 @@ def test_changes_are_logged_once_and_repeated_errors_once_a_minute() -> None:
     warnings.count("oom", "full")
     assert logged == [("down", {}), ("up", {}), ("full", {"kind": "oom"}), ("full", {"kind": "oom"})]
     assert warnings.snapshot() == {"oom": 101, "slow": 1}
+
+
+async def test_a_store_that_was_down_at_start_only_is_reported_up() -> None:
+    """The first report says so, although no operation failed in between."""
+    logged: list[str] = []
+    tasks = Tasks(ignore_failure)
+    warnings = ThrottledWarnings(lambda event, facts: logged.append(event))
+    access = TableAccess(MemoryBackend(), Sealer(b"k" * 32), spawn=tasks.spawn, warnings=warnings)
+    access.ready = False
+    warnings.change("store", False, "store.down")
+    access.ready = True
+    access.report_state()
+    access.report_state()
+    assert logged == ["store.down", "store.up"]
