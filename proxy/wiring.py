@@ -82,7 +82,7 @@ def open_engine(
     features that only record which views were answered. *faults* reports faults of our own. *spawn* starts background
     tasks. *prepare* loads the vocabulary of an encoding that a request's model has.
     """
-    policy, classifier = _policy(settings), Classifier(configuration.overflow_rules(settings.overflow_rules))
+    policy, classifier = policy_of(settings), Classifier(configuration.overflow_rules(settings.overflow_rules))
     faults = faults or Faults()
     reader = Reader(
         tokenizers,
@@ -175,7 +175,8 @@ def call_settings(config: ServerConfig) -> CallSettings:
     return CallSettings(headers_of, config.usage_upstreams, check_stored)
 
 
-def _policy(settings: Settings) -> Policy:
+def policy_of(settings: Settings) -> Policy:
+    """Return the rules of compaction. Reads the table of tools: call it once, or in a thread."""
     configured = settings.compression
     stages = configured.stages
     allocation = None

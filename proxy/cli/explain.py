@@ -13,7 +13,6 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from proxy import settings as configuration
 from proxy.cli.findings import (
     NO_FINDINGS,
     Findings,
@@ -29,19 +28,18 @@ from proxy.core.apis.json_steps import read_integer
 from proxy.core.apis.shape import shape_of
 from proxy.core.compaction.record import CompactionRecord, stages_of_edits
 from proxy.core.conversation import Count, Item, ItemText
-from proxy.core.decisions import CountedView, MeasuredRequest, Reject
+from proxy.core.decisions import CountedView, MeasuredRequest, Policy, Reject
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.core.tokens.budget import Marks
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
-from proxy.core.tool_table import ToolMap
 from proxy.engine.reading import CountedBody, Reader
 from proxy.offline import offline_engine
 from proxy.settings import Settings, injected_rules
 from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
+from proxy.wiring import policy_of
 
 TENANT: Final = bytes(32)
 """The only caller: the user of the command."""
@@ -88,9 +86,8 @@ class Fitted:
     measured: MeasuredRequest
     client_body: CountedBody
     view_body: CountedBody
-    marks: Marks
     tokenizers: Tokenizers
-    tools: ToolMap
+    policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +169,7 @@ async def _counted(
         return await reader.read(api_format, route.encoding, TENANT, located, route.model)
 
     client_body, view_body = await count(measured.parsed.body), await count(view.body)
-    compression = settings.compression
-    marks = Marks(
-        compression.high_mark, compression.soft_mark, compression.effective_low_mark, compression.low_mark_chats
-    )
-    tools = configuration.tool_map(settings.tools)
-    return Fitted(view, report, error, measured, client_body, view_body, marks, tokenizers, tools)
+    return Fitted(view, report, error, measured, client_body, view_body, tokenizers, policy_of(settings))
 
 
 def api_of(body: bytes) -> str:
@@ -209,7 +201,7 @@ def breakdown(fitted: Fitted) -> Breakdown:
         tuple(_stage_effects(fitted)),
         Findings(
             find_paragraphs(fitted.measured),
-            largest(find_results(fitted.measured, fitted.tools)),
+            largest(find_results(fitted.measured, fitted.policy.tools)),
             skill_tokens=find_skills(fitted.measured),
         ),
     )
@@ -282,7 +274,7 @@ def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:
     yield "budget", f"{report.budget or 0:,}"
     yield "room", f"{tokens(max(0, budget.input - budget.fixed))}  (budget less system text, tools and format)"
     marks = {"high": budget.high, "soft": budget.soft, "low": budget.low}
-    levels = [f"{name} {tokens(level(fitted.marks, budget.baseline))}" for name, level in marks.items()]
+    levels = [f"{name} {tokens(level(fitted.policy.rules.marks, budget.baseline))}" for name, level in marks.items()]
     yield "marks", ", ".join(levels)
     before, after = report.tokens_before or 0, report.tokens_after or 0
     yield "tokens", f"{before:,} as sent, {after:,} upstream"

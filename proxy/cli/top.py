@@ -22,6 +22,7 @@ from rich.text import Text
 
 from proxy.cli.address import first_event, get
 from proxy.cli.output import figures_table, table_console
+from proxy.core.advice import NEARLY_FULL
 
 METRICS: Final = "/metrics"
 STATUS: Final = "/ullage/api/status"
@@ -50,8 +51,7 @@ NARROW_CELLS: Final = 10
 """Columns of the bar on such a terminal."""
 
 HALF_FULL: Final = 0.6
-NEARLY_FULL: Final = 0.8
-"""Shares of the budget above which a bar is yellow, and red."""
+"""Share of the budget above which a bar is yellow; above ``NEARLY_FULL`` it is red."""
 
 Labels = Mapping[str, str]
 

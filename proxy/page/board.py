@@ -19,6 +19,7 @@ import msgspec
 from proxy.core.advice import NEARLY_FULL
 from proxy.core.breakdown import BlockPart, StageSaving, ViewFacts, block_parts, stage_savings
 from proxy.core.report import Report
+from proxy.engine.fail_open import COUNT_TOKENS
 
 Reports = deque[tuple[float, Report]]
 """Finished requests, each with its Unix time in seconds. ``Telemetry`` appends them."""
@@ -45,9 +46,6 @@ MOST_MODELS: Final = 100
 """Models with totals of their own. Clients may name any model: all others are counted together."""
 
 OTHER: Final = "other"
-
-COUNTS: Final = "count_tokens"
-"""The API of requests that only ask for a count: they send nothing."""
 
 _NUMBERS: Final = 4
 """Numbers of one request in ``Conversation.points``: time in ms, tokens before, tokens after, flags."""
@@ -288,7 +286,7 @@ class Board:
         while self.reports:
             at, report = self.reports.popleft()
             self._add_to_totals(report)
-            if report.conversation and report.api != COUNTS:
+            if report.conversation and report.api != COUNT_TOKENS:
                 conversation = self._conversation(report.conversation)
                 conversation.add(at, report)
                 conversation.version = self._version
@@ -343,7 +341,7 @@ class Board:
         totals.input += usage.input_tokens or 0
         totals.cached += usage.cached_tokens or 0
         totals.output += usage.output_tokens or 0
-        if report.applied and report.api != COUNTS:
+        if report.applied and report.api != COUNT_TOKENS:
             totals.removed += report.tokens_removed
             totals.compactions += report.event
 

@@ -21,11 +21,9 @@ from typing import Final
 import msgspec
 
 from proxy.core.advice import NEARLY_FULL
+from proxy.core.decisions import API_FORMATS
 from proxy.core.report import INTERNAL_ERROR, Report
 from proxy.telemetry.logs import ascii_json
-
-APIS: Final = frozenset({"chat", "messages", "responses", "gemini"})
-"""APIs whose requests have a context. All others are relayed, or only ask for a count."""
 
 MOST_WAITING: Final = 10_000
 """Most requests whose lines wait for the disk; lines of further requests are dropped."""
@@ -58,7 +56,7 @@ class BudgetLog:
     def observe(self, report: Report, duration: float) -> None:
         """Write the lines of one finished request, soon."""
         del duration
-        if report.api not in APIS:
+        if report.api not in API_FORMATS:  # relayed, or only a count of tokens
             return
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append((report, time.time()))

@@ -83,7 +83,9 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 https://www.rfc-editor.org/rfc/rfc9112#section-7.1
 """
 
-_SWITCHING: Final = 101
+SWITCHING: Final = 101
+"""The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
+
 _INTERIM: Final = frozenset({100, *range(102, 200)})
 """Answers before the answer (https://www.rfc-editor.org/rfc/rfc9110#section-15.2); 101 is an answer."""
 
@@ -273,7 +275,7 @@ class PooledConnection(BaseProtocol):
             elif message.code not in _INTERIM:
                 # If a head's last four bytes came in two pieces, the number of bytes behind it is unknown.
                 self._interim = 0
-                self._reusable = at >= 0 and not message.should_close and message.code != _SWITCHING
+                self._reusable = at >= 0 and not message.should_close and message.code != SWITCHING
                 self._chunked = message.chunked
                 self._behind_head = len(data) - end
                 response.status = message.code

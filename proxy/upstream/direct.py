@@ -23,7 +23,7 @@ from proxy.core.errors import NotFound, Overloaded, UllageError, UpstreamTimeout
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, NO_HEADERS, OWN_PREFIX, EndToEnd
 from proxy.pipe import Pipe
 from proxy.upstream.client_session import AbortingResponse, BytesBody, open_session
-from proxy.upstream.connection_pool import ConnectionPool, InvalidHttp
+from proxy.upstream.connection_pool import SWITCHING, ConnectionPool, InvalidHttp
 from proxy.upstream.litellm import Bridge, BridgedReply
 from proxy.upstream.pooled_response import PooledResponse, Sink, remaining
 from proxy.upstream.targets import BaseUrl, Target, Timeouts
@@ -48,9 +48,6 @@ _FIRST: Final = itemgetter(0)
 
 _MOST_URLS: Final = 64
 """URLs that are cached for each upstream: few paths are used, but clients choose them."""
-
-SWITCHING: Final = 101
-"""The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
 
 Body = bytes | AsyncIterator[bytes] | None
 
