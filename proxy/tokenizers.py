@@ -282,6 +282,7 @@ class Tokenizers:
             return self.loaded[encoding]
 
     def _load(self, encoding: str) -> Count:
+        """Return the counting function of *encoding* with its vocabulary in memory; without the file, ``estimate``."""
         if self._folder is None or not _is_intact(self._folder, encoding):
             self.estimated.add(encoding)
             return estimate

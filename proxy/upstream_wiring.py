@@ -84,6 +84,7 @@ def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> 
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:
+    """Return the catalogue's form of a configured *rule*."""
     steps: tuple[str, ...] = (COMPRESS,)
     if "overflow" in rule.fallback_on:
         own_names = {"compress": COMPRESS}

@@ -23,6 +23,7 @@ from proxy.core.http_headers import no_headers
 from proxy.core.models import Catalogue, Route
 from proxy.core.overflow.classify import Classifier
 from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
+from proxy.core.tool_table import is_glob
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, prepare_nothing
@@ -266,7 +267,7 @@ def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -
         return {name: value for name, value in by_name.items() if value is not None}
 
     listed = {entry.name: upstream.speaks(entry.name) for entry in settings.upstreams}
-    configured = [rule.name for rule in settings.models if not {"*", "?", "["}.intersection(rule.name)]
+    configured = [rule.name for rule in settings.models if not is_glob(rule.name)]
     return Models(upstream, listed, settings.default_upstream().name, configured, limits)
 
 

@@ -37,7 +37,7 @@ import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -262,7 +262,8 @@ class Supervisor:
                 self._log_event("worker.given_up", count=sum(self._false_starts))
                 self._shutdown.requested.set()
                 return
-            await _wait_for(self._shutdown.requested, backoff)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._shutdown.requested.wait(), backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
 
     async def _run_one(self, index: int) -> int:
@@ -321,14 +322,6 @@ class Supervisor:
         for process in list(self._processes.values()):
             if process.returncode is None:
                 process.send_signal(number)
-
-
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Wait until *event* is set, for *seconds* at most."""
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        pass
 
 
 def run_worker(name: str, worker: Worker) -> int:

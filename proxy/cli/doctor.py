@@ -33,7 +33,7 @@ from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find_window
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_upstream
 
-SMALL: Final = 400
+SHORT_REQUEST: Final = 400
 """Tokens of the short requests: enough for a count factor, and almost nothing on a bill."""
 
 OVERSIZE_FACTOR: Final = 1.25
@@ -161,6 +161,7 @@ async def _connected(settings: Settings, name: str, seconds: float) -> AsyncIter
 
 
 async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> None:
+    """Send the requests one after the other, and add their findings. Raises ``CannotContinue``."""
     await _choose_model(exam)
     route, stated = await _resolve(exam, settings)
     usable = Window(route.window, window_source(route), remedy(route))
@@ -171,7 +172,7 @@ async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> No
     expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     short = await _send_short(exam, counter)
     exam.findings.extend(diagnosis.usage_findings(short, expected))
-    streamed = await _send(exam, *_prompt(SMALL, counter), stream=True)
+    streamed = await _send(exam, *_prompt(SHORT_REQUEST, counter), stream=True)
     exam.findings.append(diagnosis.stream_finding(streamed.status, streamed.prompt))
     factor = expected
     if short.prompt:
@@ -218,7 +219,8 @@ async def _resolve(exam: _Examination, settings: Settings) -> tuple[Route, Serve
 
 
 async def _send_short(exam: _Examination, counter: Any) -> Attempt:
-    text, counted = _prompt(SMALL, counter)
+    """Send a short request. Raises ``CannotContinue`` if it is not answered."""
+    text, counted = _prompt(SHORT_REQUEST, counter)
     attempt = await _send(exam, text, counted)
     if attempt.status == 400 and "max_completion_tokens" in attempt.error:
         exam.limit_name = "max_completion_tokens"
@@ -226,7 +228,7 @@ async def _send_short(exam: _Examination, counter: Any) -> Attempt:
     if attempt.status != 200:
         advice = "Check the model's name and the key."
         if attempt.overflow is not None:
-            advice = f"The window must be under {SMALL} tokens: raise the server's context."
+            advice = f"The window must be under {SHORT_REQUEST} tokens: raise the server's context."
         text = f"a short request is answered {attempt.status}: {attempt.error or '(empty)'}"
         exam.add("answers", "error", text, advice)
         raise CannotContinue
@@ -256,7 +258,7 @@ def _long_sizes(usable: Window, factor: float) -> Sequence[int]:
     """Return the sizes of the long requests to try, by our own count."""
     if not usable.tokens:
         return LONG_SIZES
-    return [min(MAX_TOKENS, int(OVERSIZE_FACTOR * usable.tokens / factor) + SMALL)]
+    return [min(MAX_TOKENS, int(OVERSIZE_FACTOR * usable.tokens / factor) + SHORT_REQUEST)]
 
 
 async def _send(exam: _Examination, text: str, counted: int, *, stream: bool = False) -> Attempt:

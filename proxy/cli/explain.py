@@ -236,6 +236,7 @@ def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:
 
 
 def _item_kinds(text: ItemText, item: Item, count: Count) -> dict[str, int]:
+    """Return the tokens of one *item* by kind of content, by our own count."""
     text_kind, media_kind = "text", "media"
     if item.role == "tool":
         text_kind = "tool result"

@@ -37,10 +37,10 @@ WIDTH: Final = 720
 HEIGHT: Final = 200
 """Size of a chart in its own units."""
 
-TALLEST: Final = 2.0
+HIGHEST_SHARE: Final = 2.0
 """Highest share of the budget that a chart shows: the client's own requests may be many times too long."""
 
-BAR: Final = 18
+BAR_HEIGHT: Final = 18
 """Height of a bar, and of the text beside it."""
 
 MOST_CHARTS: Final = 50
@@ -102,13 +102,13 @@ def bars(rows: Sequence[tuple[str, int, int]]) -> str:
     most = max((max(before, after) for _, before, after in rows), default=0)
     pieces = []
     for index, (name, before, after) in enumerate(rows):
-        y = index * (2 * BAR + 6)
-        pieces.append(f'<text x="0" y="{y + BAR}">{escape(name)}</text>')
-        for kind, tokens, top in (("before", before, y), ("after", after, y + BAR)):
+        y = index * (2 * BAR_HEIGHT + 6)
+        pieces.append(f'<text x="0" y="{y + BAR_HEIGHT}">{escape(name)}</text>')
+        for kind, tokens, top in (("before", before, y), ("after", after, y + BAR_HEIGHT)):
             width = (WIDTH - 220) * tokens // max(1, most)
-            pieces.append(f'<rect class="bar-{kind}" x="120" y="{top + 3}" width="{width}" height="{BAR - 5}"/>')
+            pieces.append(f'<rect class="bar-{kind}" x="120" y="{top + 3}" width="{width}" height="{BAR_HEIGHT - 5}"/>')
             pieces.append(f'<text x="{126 + width}" y="{top + 14}">{tokens:,}</text>')
-    height = len(rows) * (2 * BAR + 6)
+    height = len(rows) * (2 * BAR_HEIGHT + 6)
     return _figure(pieces, height, "Tokens: grey as sent, blue upstream")
 
 
@@ -130,7 +130,7 @@ def chart(requests: Sequence[PlannedRequest]) -> str:
     """Return a chart of the share of the budget that each request took, as sent and upstream."""
     before = [request.pressure_before or 0.0 for request in requests]
     after = [request.pressure or 0.0 for request in requests]
-    top = max(1.15, min(TALLEST, max(before)))
+    top = max(1.15, min(HIGHEST_SHARE, max(before)))
     points_before, points_after = _points(before, top), _points(after, top)
     marks = [point for point, request in zip(points_after, requests, strict=True) if request.compacted]
     budget = HEIGHT - HEIGHT / top

@@ -17,6 +17,7 @@ from proxy.core import learned_window
 from proxy.core.errors import NotFound
 from proxy.core.learned_window import prior_calibration
 from proxy.core.models import Catalogue, Route, ServerWindow
+from proxy.core.tool_table import is_glob
 from proxy.engine.learned_routes import LearnedRoute, load, window_now
 from proxy.server.access import client_tenant, proxy_tenant
 from proxy.settings import Settings
@@ -82,8 +83,8 @@ async def list_models(settings: Settings, pattern: str | None, key: str = "") ->
     Learned limits are those of clients with *key*, or of all holders of access keys. Each upstream is probed once,
     for a few seconds at most; one that cannot be reached is left out.
     """
-    names = [rule.name for rule in settings.models if not _is_glob(rule.name)]
-    if pattern and not _is_glob(pattern):
+    names = [rule.name for rule in settings.models if not is_glob(rule.name)]
+    if pattern and not is_glob(pattern):
         names.append(pattern)
     server_windows, problems = await _ask_servers(settings, names)
 
@@ -129,8 +130,8 @@ def _names(
     if pattern is None:
         return [*configured, *_server_model_names(server_windows, MAX_PER_SERVER)]
     every = {*configured, *_server_model_names(server_windows, None), *catalogue.published_names}
-    matching = sorted(name for name in every if not _is_glob(name) and fnmatchcase(name, pattern))
-    if not matching and not _is_glob(pattern):
+    matching = sorted(name for name in every if not is_glob(name) and fnmatchcase(name, pattern))
+    if not matching and not is_glob(pattern):
         return [pattern]
     return matching
 
@@ -213,10 +214,6 @@ def _output_from(route: Route, configured: int | None, stated: ServerWindow | No
     if stated is not None and stated.max_output_tokens is not None:
         return "server"
     return "table"
-
-
-def _is_glob(name: str) -> bool:
-    return not {"*", "?", "["}.isdisjoint(name)
 
 
 def client_facts(settings: Settings, key: str, model: str | None, window: int | None) -> ClientFacts:

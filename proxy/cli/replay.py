@@ -183,8 +183,7 @@ async def replay_sessions(
     async with offline_engine(settings, catalogue, Tokenizers()) as engine:
         for session in sessions:
             name = session.model or model
-            collector = FindingsCollector(tools)
-            replays.append(await _replay(engine, session, name, prices.get(name), advance, collector))
+            replays.append(await _replay(engine, session, name, prices.get(name), advance, FindingsCollector(tools)))
     return replays
 
 

@@ -35,7 +35,7 @@ BY_SIGNAL: Final = 128
 END_OF_OPTIONS: Final = "--"
 """The separator that may stand between a client and its arguments. Any other command gets it as its own argument."""
 
-USUAL: Final = ("openai", "anthropic", "litellm")
+COMMON_CLIENTS: Final = ("openai", "anthropic", "litellm")
 """The clients whose variables any command gets."""
 
 OPENAI: Final = "https://api.openai.com/v1"
@@ -43,7 +43,7 @@ ANTHROPIC: Final = "https://api.anthropic.com/v1"
 GOOGLE: Final = "https://generativelanguage.googleapis.com"
 """The upstreams of clients of each API: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api."""
 
-FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are passed on to the client, because ``ullage run`` stands for it in scripts and process lists."""
 
 PR_SET_PDEATHSIG: Final = 1
@@ -52,7 +52,7 @@ PR_SET_PDEATHSIG: Final = 1
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
 
-TYPED: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
 """Signals that a terminal sends to every process in its foreground, so that the client has them already."""
 
 
@@ -101,7 +101,7 @@ def run(
     facts = client_facts(settings, key, model, window)
 
     def launch(root: str) -> Launch:
-        return launch_of(client, replace(facts, root=root), arguments, [by_name[name] for name in USUAL])
+        return launch_of(client, replace(facts, root=root), arguments, [by_name[name] for name in COMMON_CLIENTS])
 
     raise typer.Exit(_serve(settings, launch, log))
 
@@ -258,11 +258,11 @@ async def run_child(command: Sequence[str], environment: Mapping[str, str]) -> i
     def forward(number: signal.Signals) -> None:
         if child is None:
             early.append(number)
-        elif child.returncode is None and not (number in TYPED and _in_foreground()):
+        elif child.returncode is None and not (number in FROM_TERMINAL and _in_foreground()):
             child.send_signal(number)
 
     loop = asyncio.get_running_loop()
-    for number in FORWARDED:
+    for number in PASSED_ON:
         loop.add_signal_handler(number, forward, number)
     try:
         child = await asyncio.create_subprocess_exec(*command, env=dict(environment), preexec_fn=_end_with_parent())

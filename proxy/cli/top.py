@@ -32,7 +32,7 @@ EVENTS: Final = "/ullage/events"
 REQUESTS: Final = "ullage_requests_total"
 TOKENS: Final = "ullage_context_tokens_total"
 
-CLOSED: Final = (401, 403)
+KEY_REQUIRED: Final = (401, 403)
 """Statuses of routes that need the admin key."""
 
 MOST_MODELS: Final = 15
@@ -104,7 +104,7 @@ def read(address: str, key: str) -> Reading:
         raise CannotRead(f"{address} does not answer: {error.strerror or error}") from error
     except http.client.HTTPException as error:
         raise CannotRead(f"{address} does not answer in HTTP: {error}") from error
-    if status in CLOSED:
+    if status in KEY_REQUIRED:
         raise CannotRead(f"{address} shows its metrics to the holder of server.admin_key: give --key-env NAME.")
     if status != http.client.OK:
         raise CannotRead(f"{address}{METRICS} answers {status}: telemetry.metrics is off, or this is no Ullage.")

@@ -170,10 +170,10 @@ class ToolMap:
         self.text_format = text_format
         self.work = work
         named = {**tools, **dict.fromkeys(protected, PROTECTED)}
-        self._exact = {name: tool for name, tool in named.items() if not _is_glob(name)}
+        self._exact = {name: tool for name, tool in named.items() if not is_glob(name)}
         # Reversed, so that of two names that differ in case only the first one decides.
         self._folded = {name.lower(): tool for name, tool in reversed(self._exact.items())}
-        globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if _is_glob(name)]
+        globs = [(re.compile(fnmatch.translate(name), re.IGNORECASE), t) for name, t in named.items() if is_glob(name)]
         # Globs of protected tools first: a general one must not take a protected tool.
         self._globs = sorted(globs, key=lambda entry: entry[1].kind != "protected")
         self._keys = keys
@@ -314,7 +314,8 @@ def _repeat_key(name: str, values: Any, arguments: str) -> int:
     return short_digest(f"{name}\0{text}") or 1
 
 
-def _is_glob(name: str) -> bool:
+def is_glob(name: str) -> bool:
+    """True if *name* is a pattern: https://docs.python.org/3/library/fnmatch.html"""
     return any(char in name for char in "*?[")
 
 

@@ -102,6 +102,7 @@ def _list_entries(values: Mapping[str, Any], key: str) -> list[tuple[int, dict[s
 
 
 def _overlay_environment(source: Source, environ: Mapping[str, str], keys: SettingKeys) -> None:
+    """Set the values of the variables in *environ* that name a setting, in place of those of the file."""
     for name in sorted(environ):
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
         # Kubernetes sets ULLAGE_PORT and others for a service of that name; a variable without a section is not ours.
@@ -158,6 +159,7 @@ def _read_secret(source: Source, path: Path, file: str, folder: FilePath) -> str
 
 
 def _add_validation_problem(source: Source, keys: SettingKeys, detail: dict[str, Any]) -> None:
+    """Add the problem that pydantic describes in *detail*, with our words and a remedy."""
     path = keys.setting_path(detail["loc"])
     context = detail.get("ctx", {})
     kind = detail["type"]

@@ -151,6 +151,7 @@ def parse_inline(text: str) -> Any:
 
 
 def _compose(text: str, file: str) -> yaml.Node | None:
+    """Return the root node of *text*, None if it is empty. Raises ``SettingsError`` with the line and a remedy."""
     shielded = _VARIABLE.sub(lambda match: match[0].replace("{", _OPEN).replace("}", _CLOSE), text)
     try:
         return yaml.compose(shielded, Loader=_Loader)
@@ -241,6 +242,8 @@ class _ValueBuilder:
         return self._expand(text, path, self._environ)
 
     def _expand(self, text: str, path: Path, environ: Mapping[str, str]) -> str:
+        """Return *text* with its variables filled in; empty if one of them is a problem."""
+
         def fill(match: re.Match[str]) -> str:
             name, default = match[1], match[2]
             if match[0] == "${":

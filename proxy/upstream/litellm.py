@@ -215,6 +215,7 @@ class _Loaded:
 
 
 def _load() -> _Loaded:
+    """Import LiteLLM so that it fetches, retries and logs nothing by itself, and has one HTTP client."""
     os.environ.update(OFFLINE)
     # Its log may quote prompts. Errors reach the caller anyway.
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):

@@ -19,9 +19,9 @@ from proxy.cli.clients import ClientFacts, clients
 from proxy.cli.run import (
     ANTHROPIC,
     BY_SIGNAL,
+    COMMON_CLIENTS,
     GOOGLE,
     OPENAI,
-    USUAL,
     environment_of,
     launch_of,
     providers,
@@ -31,7 +31,7 @@ from tests.conftest import StartStub
 from tests.support.proxy_process import ROOT
 
 CLIENTS = clients()
-USUAL_CLIENTS = [CLIENTS[name] for name in USUAL]
+USUAL_CLIENTS = [CLIENTS[name] for name in COMMON_CLIENTS]
 PORT = "http://127.0.0.1:9"
 FACTS = ClientFacts(PORT, "KEY", "some-model", 120_000, 4_096, 120_000)
 BARE = ClientFacts(PORT, "KEY")
