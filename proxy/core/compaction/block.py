@@ -43,6 +43,9 @@ STEPS = "Steps so far"
 STEP_SHARE = 0.25
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
+QUOTED_SHARE = 0.5
+"""Share of the text's tokens for the digest of a chat in which the user's texts do not all fit (decision 31)."""
+
 STATE_FRAME = 10
 """Tokens of the heading of the state of the work."""
 
@@ -162,7 +165,8 @@ def _chat_lists(
 ) -> _Lists:
     """The lists of a chat's block: what tells most of either side, and a digest of what is not quoted.
 
-    All texts of the user stay if they fit.
+    All texts of the user stay if they fit. If not, a third of the digest's room is for quotes: a sentence holds its
+    names and figures, and says what they are about.
     """
     digest_room = free - int(free * STEP_SHARE)
     left = room - digest_room
@@ -173,6 +177,8 @@ def _chat_lists(
         left -= _list_tokens(pins, count)
     else:
         pins = []
+        digest_room = int(free * QUOTED_SHARE)
+        left = room - digest_room
         excerpts = Excerpts(folded.user_texts, model_texts, count, _shown(folded, (), section), folded.talk)
         left = excerpts.choose_directing(left)
     left = digest_room + excerpts.choose(left)

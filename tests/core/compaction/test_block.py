@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
 from proxy.core.compaction.block import FOOTER, HEADER, HEADINGS, SUMMARY, FoldedItems, render_block
+from proxy.core.compaction.digest import BEGINNINGS
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.compaction.work_state import STATE
@@ -210,6 +211,21 @@ def test_the_state_of_the_work_takes_room_of_steps() -> None:
     state = block[block.index(STATE) : block.index(FOOTER)]
     assert state.splitlines()[1:6] == [f"- [{'x' if at < 2 else ' '}] item number {at}" for at in range(5)]
     assert block.index("Steps so far") < block.index(STATE)
+
+
+def test_quotes_of_a_chat_get_room_of_the_digest() -> None:
+    """If the user's texts do not all fit, the digest takes at most half of the text's tokens."""
+    texts = [
+        f"My friend Number{at} moved to Place{at} in {1_900 + at}, and paid {at}00 euros for it." for at in range(60)
+    ]
+    entries = tuple(ItemText(("user", "assistant")[at % 2], text) for at, text in enumerate(texts))
+    few = render_block(FoldedItems(entries, (texts[0],)), 900, 400, count_tokens)
+    many = render_block(FoldedItems(entries, tuple(texts[::2])), 900, 400, count_tokens)
+    of_few, of_many = (
+        count_tokens("\n".join(line for line in made.splitlines() if line.startswith(BEGINNINGS)))
+        for made in (few, many)
+    )
+    assert of_many <= 200 < of_few
 
 
 def test_a_step_in_chinese_says_something() -> None:
