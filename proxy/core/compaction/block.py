@@ -132,7 +132,7 @@ def _work_lists(
 ) -> _Lists:
     """The lists of a block in *room* tokens, of which *free* are for digest, steps and state."""
     pins = user_texts.pins(max(0, room - free))
-    pin_tokens = _list_tokens(pins, count)
+    pin_tokens = user_texts.tokens(pins)
     shown = "\n".join([folded.task, *filter(None, pins), folded.newest, folded.carrier_text, section])
     step_room = int(free * STEP_SHARE)
     state: list[str] = []
@@ -140,23 +140,23 @@ def _work_lists(
     if folded.state != NO_STATE:
         state = folded.state.lines(step_room - STATE_FRAME, count)
     if state:
-        state_tokens = _list_tokens(state, count) + STATE_FRAME
+        state_tokens = sum([count(line) + BULLET for line in state]) + STATE_FRAME
         shown = "\n".join([shown, *state])
     writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk, folded.arguments)
     steps = writer.lines(step_room - state_tokens)
     digest_room = free
     if are_whole := pins == list(folded.user_texts):
-        writer.extend(steps, room - free - pin_tokens)
+        writer.extend(room - free - pin_tokens)
         digest_room = room - pin_tokens
-    step_tokens = _list_tokens(steps, count) + state_tokens
+    step_tokens = sum(writer.sizes) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
     digest = digest_of(folded.entries, digest_room - step_tokens, count, known, folded.arguments)
     left = room - step_tokens - pin_tokens - digest.tokens
     if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)
-        left -= _list_tokens(pins, count) - pin_tokens
+        left -= user_texts.tokens(pins) - pin_tokens
     if left > LEAST_ROOM:
-        writer.extend(steps, left)
+        writer.extend(left)
     return _Lists(pins, digest.lines(), steps, state)
 
 
@@ -174,7 +174,7 @@ def _chat_lists(
     if user_texts.fit(left):
         pins = list(folded.user_texts)
         excerpts = Excerpts((), model_texts, count, _shown(folded, pins, section))
-        left -= _list_tokens(pins, count)
+        left -= user_texts.tokens(pins)
     else:
         pins = []
         digest_room = int(free * QUOTED_SHARE)
@@ -191,11 +191,6 @@ def _chat_lists(
 def _shown(folded: FoldedItems, lines: Iterable[str], section: str) -> str:
     """What a block with these *lines* and the *section* of a model's summary shows."""
     return "\n".join([folded.task, *filter(None, lines), folded.newest, folded.carrier_text, section])
-
-
-def _list_tokens(lines: Sequence[str], count: Count) -> int:
-    """Tokens of *lines* as a list; empty ones are left out."""
-    return sum(count(line) + 2 for line in lines if line)
 
 
 def _shortened(lists: _Lists, tokens: int, count: Count) -> _Lists:
@@ -276,6 +271,10 @@ class _UserTexts:
                 return False
             tokens -= self._size(text) - BULLET
         return tokens >= 0
+
+    def tokens(self, pins: Sequence[str]) -> int:
+        """Tokens of *pins* as a list; empty ones are left out."""
+        return sum([self._size(pin) for pin in pins if pin])
 
     def _is_short(self, text: str, tokens: int) -> bool:
         """True if *text* takes at most *tokens*."""

@@ -205,6 +205,9 @@ RECENT = 3
 MOST_ROUNDS = 256
 """Rounds whose sentences are looked through: the newest and the first. Older ones have no room in any block."""
 
+BULLET = 2
+"""Tokens of a list's mark before a line."""
+
 LEAST_ROOM = 6
 """Tokens of room below which no further sentence is tried."""
 
@@ -254,7 +257,10 @@ class _Sentence:
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of a block: one line for each of *rounds*, "" for one that is left out."""
+    """The steps of a block: one line for each of *rounds*, "" for one that is left out.
+
+    ``sizes`` are the tokens that each line takes in the list, with its mark.
+    """
 
     rounds: Sequence[Round]
     count: Count
@@ -267,12 +273,15 @@ class Steps:
     arguments: ReadArguments = field(default_factory=ReadArguments)
     """Those of calls that were read before."""
 
+    sizes: list[int] = field(default_factory=list)
+    _lines: list[str] = field(default_factory=list)
     _sentences: dict[int, list[_Sentence]] = field(default_factory=dict)
     _weights: dict[str, float] = field(default_factory=dict)
     _chosen: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         total = len(self.rounds)
+        self._lines, self.sizes = [""] * total, [0] * total
         indexes = {0, *range(max(0, total - MOST_ROUNDS), total)} & {*range(total)}
         for index in sorted(indexes):
             self._sentences[index] = _sentences_of(self.rounds[index], index, (index + 1) / total)
@@ -297,63 +306,58 @@ class Steps:
                 sentences[index].worth *= OVERTAKEN
 
     def lines(self, tokens: int) -> list[str]:
-        """A line for each round that gets one in *tokens*, "" for the others.
+        """A line for each round that gets one in *tokens*, "" for the others. The list changes if it is extended.
 
         First come the newest rounds and the first, then the sentences that say most, and then the newest of the other
         rounds, most of which have calls and no words.
         """
-        steps = [""] * len(self.rounds)
         newest_first = range(len(self.rounds) - 1, -1, -1)
-        tokens = self._add_lines(steps, [*newest_first[:1], *newest_first[-1:], *newest_first[:RECENT]], tokens)
-        tokens = self.extend(steps, tokens)
-        self._add_lines(steps, newest_first, tokens)
-        return steps
+        tokens = self._add_lines([*newest_first[:1], *newest_first[-1:], *newest_first[:RECENT]], tokens)
+        tokens = self.extend(tokens)
+        self._add_lines(newest_first, tokens)
+        return self._lines
 
-    def _add_lines(self, steps: list[str], indexes: Iterable[int], tokens: int) -> int:
+    def _add_lines(self, indexes: Iterable[int], tokens: int) -> int:
         """Add a line for each round at *indexes* without one, until *tokens* are used; return how many are left."""
         for index in indexes:
-            if steps[index]:
+            if self._lines[index]:
                 continue
             best = self._best(index)
-            step = self._line(index, {sentence.index for sentence in best}, LINE)
-            size = self.count(step) + 2
+            line = self._line(index, {sentence.index for sentence in best}, LINE)
+            size = self.count(line) + BULLET
             if size > tokens:
                 break
-            steps[index] = step
+            if line:
+                self._lines[index], self.sizes[index] = line, size
             for sentence in best:
                 self._choose(sentence)
             tokens -= size
         return tokens
 
-    def extend(self, steps: list[str], tokens: int) -> int:
-        """Add the sentences that say most to *steps* until *tokens* are used; return how many are left."""
+    def extend(self, tokens: int) -> int:
+        """Add the sentences that say most to the lines until *tokens* are used; return how many are left."""
         heap = [(-self._value(each), each.at, each.index) for all_ in self._sentences.values() for each in all_]
         heapify(heap)
         misses = 0
         while heap and tokens > LEAST_ROOM and misses <= MOST_MISSES:
             value, at, index = heappop(heap)
             sentence = self._sentences[at][index]
-            if not value or sentence.text in steps[at]:
+            if not value or sentence.text in self._lines[at]:
                 continue
             present = -self._value(sentence)
             if heap and present > heap[0][0]:
                 heappush(heap, (present, at, index))
                 continue
             line = self._line(at, {*self._chosen.get(at, ()), index})
-            cost = self._cost(steps[at], line)
+            size = self.count(line) + BULLET
+            cost = size - self.sizes[at]
             if cost > tokens:
                 misses += 1
                 continue
-            steps[at] = line
+            self._lines[at], self.sizes[at] = line, size
             self._choose(sentence)
             tokens -= cost
         return tokens
-
-    def _cost(self, present: str, line: str) -> int:
-        """Tokens that *line* takes beyond the *present* one in its place."""
-        if not present:
-            return self.count(line) + 2
-        return self.count(line) - self.count(present)
 
     def _choose(self, sentence: _Sentence) -> None:
         """Take *sentence* in: from now on its words say nothing new."""

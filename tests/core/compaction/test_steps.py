@@ -71,7 +71,7 @@ def test_further_sentences_are_those_that_say_most() -> None:
     )
     steps = steps_of(spoken(OPENER), spoken(text), spoken(OPENER))
     longer = steps.lines(40)
-    steps.extend(longer, 40)
+    steps.extend(40)
     assert "Kubernetes evicted pods overnight." in longer[1]
     assert "Certificates expired yesterday." in longer[1]
     assert OPENER not in longer[1]
@@ -82,11 +82,12 @@ def test_a_sentence_before_the_user_speaks_is_worth_more() -> None:
     """Of two rounds that say equally much, the one that was answered is given the room, in any language."""
     silent = [spoken("")] * 8
     rounds = [spoken("Tunaendelea haraka kufanya."), spoken("Tumemaliza kabisa shughuli.")]
-    plain, answered = [""] * 10, [""] * 10
-    steps_of(*silent, *rounds).extend(plain, 14)
-    steps_of(*silent, rounds[0], ItemText("user", "?"), rounds[1]).extend(answered, 14)
-    assert [bool(line) for line in plain[8:]] == [False, True]
-    assert [bool(line) for line in answered[8:]] == [True, False]
+    plain = steps_of(*silent, *rounds)
+    answered = steps_of(*silent, rounds[0], ItemText("user", "?"), rounds[1])
+    plain.extend(14)
+    answered.extend(14)
+    assert [bool(size) for size in plain.sizes[8:]] == [False, True]
+    assert [bool(size) for size in answered.sizes[8:]] == [True, False]
 
 
 def test_a_conclusion_is_worth_more() -> None:
@@ -105,11 +106,11 @@ def test_a_silent_round_shows_its_calls() -> None:
 def test_steps_keep_to_their_room(entries: list[ItemText], tokens: int) -> None:
     """The lines take at most the room they are given, and what is added at most what is left."""
     steps = steps_of(*entries)
-    lines = steps.lines(tokens)
-    assert sum(count_tokens(line) + 2 for line in lines if line) <= tokens
-    longer = list(lines)
-    steps.extend(longer, tokens)
-    assert sum(count_tokens(line) + 2 for line in longer if line) <= 2 * tokens
+    longer = steps.lines(tokens)
+    lines = list(longer)
+    assert sum(steps.sizes) == sum(count_tokens(line) + 2 for line in lines if line) <= tokens
+    steps.extend(tokens)
+    assert sum(steps.sizes) == sum(count_tokens(line) + 2 for line in longer if line) <= 2 * tokens
     assert [bool(line) for line in lines if line] == [
         bool(new) for line, new in zip(lines, longer, strict=True) if line
     ]
@@ -120,7 +121,7 @@ def test_old_rounds_beyond_the_most_cost_nothing() -> None:
     texts = [f"Plain {word(at)} {word(at * 31 + 7)} there." for at in range(MOST_ROUNDS * 4)]
     steps = steps_of(*map(spoken, texts))
     longer = steps.lines(100)
-    steps.extend(longer, 100_000)
+    steps.extend(100_000)
     shown = [at for at, line in enumerate(longer) if line]
     assert shown[0] == 0
     assert 100 < len(shown) <= MOST_ROUNDS + 1
