@@ -193,13 +193,8 @@ class ToolMap:
         return next((tool for pattern, tool in self._globs if pattern.match(name) or pattern.match(bare)), UNKNOWN)
 
     def call(self, name: str, arguments: str) -> Call:
-        """Return the facts of one call; arguments are only read if its kind needs them."""
-        tool = self.find(name)
-        if not tool.by and tool.kind not in TARGETED:
-            return Call(tool.kind)
-        values, large = _values(arguments), len(arguments) > ONE_CALL
-        if tool.by:
-            tool = _case(tool, values)
+        """Return the facts of one call."""
+        tool, values = self._tool_and_values(name, arguments)
         if tool.kind not in TARGETED:
             return Call(tool.kind)
         paths = list(dict.fromkeys(map(_normalised, self._paths(tool, values, arguments))))[:MOST_PATHS]
@@ -208,16 +203,14 @@ class ToolMap:
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
             repeat_key = _repeat_key(name, values, arguments)
-        if large:
+        if len(arguments) > ONE_CALL:
             dismantle(values)
         digests, name_digests = tuple(map(short_digest, paths)), tuple(map(text_crc, names))
         return Call(tool.kind, repeat_key, digests, name_digests, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
         """Return the paths that a call names, as the client wrote them."""
-        tool, values = self.find(name), _values(arguments)
-        if tool.by and isinstance(values, dict):
-            tool = tool.cases.get(str(values.get(tool.by))) or tool.cases.get("*", UNKNOWN)
+        tool, values = self._tool_and_values(name, arguments)
         if tool.kind not in TARGETED:
             return []
         return list(dict.fromkeys(self._paths(tool, values, arguments)))
@@ -232,6 +225,16 @@ class ToolMap:
             if isinstance(text, str) and text.strip():
                 return text
         return ""
+
+    def _tool_and_values(self, name: str, arguments: str) -> tuple[Tool, Any]:
+        """Return the tool of a call and the values of its arguments, which are only read if the kind needs them."""
+        tool = self.find(name)
+        if not tool.by and tool.kind not in TARGETED:
+            return tool, None
+        values = _values(arguments)
+        if tool.by:
+            tool = _case(tool, values)
+        return tool, values
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> list[str]:
         """Return the paths in a call's arguments, as the client wrote them; *values* are the decoded arguments."""
