@@ -41,10 +41,6 @@ class Drain:
         self.draining = False
         self.cutting = False
 
-    def __len__(self) -> int:
-        """Return the number of requests under way."""
-        return len(self.running)
-
     def refusal(self) -> Overloaded:
         """Return the error for a request that came during the shut-down, or above the limit."""
         if self.draining:

@@ -78,7 +78,7 @@ class Server:
     @property
     def in_flight(self) -> int:
         """The number of requests under way."""
-        return len(self._drain)
+        return len(self._drain.running)
 
     @property
     def without_descriptor(self) -> int:

@@ -76,6 +76,9 @@ def read_body(body: bytes) -> ViewRequest:
         raise UnusableBody(f"A request of the API {api} has {_ITEMS[api]}: a list of items.", api)
     for name in FIGURES:
         members.pop(name, None)
+    keep_items = options.get("keep_items")
+    if keep_items is not None and not isinstance(keep_items, bool):
+        raise UnusableBody("keep_items is true or false.", api)
     share = _share(options, api)
     target = None
     if share is None:
@@ -86,7 +89,7 @@ def read_body(body: bytes) -> ViewRequest:
         _tokens(options, "window", api),
         target,
         share,
-        _flag(options, "keep_items", api),
+        keep_items,
     )
 
 
@@ -123,13 +126,6 @@ def _tokens(options: Mapping[str, Any], name: str, api: str) -> int | None:
     if isinstance(value, bool) or not is_whole or not 1 <= value <= MOST_TOKENS:
         raise UnusableBody(f"{name} is a whole number of tokens between 1 and {MOST_TOKENS}.", api)
     return int(value)
-
-
-def _flag(options: Mapping[str, Any], name: str, api: str) -> bool | None:
-    value = options.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UnusableBody(f"{name} is true or false.", api)
-    return value
 
 
 def answer_body(view: bytes, report: Report) -> bytes:
