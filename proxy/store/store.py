@@ -49,7 +49,7 @@ class StoreState:
     """The state of the store, for health, metrics and the status page.
 
     ``kind`` is ``embedded``, ``memory`` or the scheme of the server's URL.
-    ``refusal`` is a kind of ``refusals.REFUSALS`` if the store answers but refuses operations, else empty.
+    ``refusal`` is a kind of ``backend.REFUSALS`` if the store answers but refuses operations, else empty.
     ``instead``: memory replaces the configured store. ``errors`` counts by kind, ``hits`` the values that were read.
     """
 
