@@ -26,6 +26,7 @@ from proxy.core.models import Route, ServerWindow
 from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.engine.learned_routes import remedy
+from proxy.engine.replies import read_up_to
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.upstreams import Upstream
 from proxy.tasks import Tasks, ignore_failure
@@ -291,13 +292,12 @@ async def _exchange(exam: _Examination, method: str, path: str, body: bytes | No
         headers.append(("content-type", "application/json"))
     async with asyncio.timeout(exam.seconds):
         reply = await exam.upstream.send(exam.name, method, path, headers, body)
-        received = bytearray()
+        received: list[bytes] = []
         try:
-            while len(received) < MAX_REPLY_BYTES and (chunk := await reply.next_chunk()):
-                received += chunk
+            await read_up_to(reply, received, MAX_REPLY_BYTES)
         finally:
             reply.close()
-    return reply.status, bytes(received)
+    return reply.status, b"".join(received)
 
 
 def _prompt(tokens: int, counter: Any) -> tuple[str, int]:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from proxy.core.apis.json_steps import objects
+
 Message = dict[str, Any]
 
 _ROLES: Final = frozenset({"user", "assistant"})
@@ -53,7 +55,7 @@ def _from_json(name: str, values: Sequence[Any]) -> list[Session]:
     """Return the conversations in *values*, whose format is recognised by the members of its rows."""
     if len(values) == 1 and isinstance(values[0], list):
         return [Session(name, "", _messages(values[0]))]
-    rows = _objects(values)
+    rows = objects(values)
     types = {str(row.get("type")) for row in rows}
     # Codex writes rollout files of {type, payload} (https://github.com/openai/codex), Claude Code rows with a message.
     if types & {"session_meta", "response_item"}:
@@ -94,7 +96,7 @@ def _request(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _request_session(name: str, request: Mapping[str, Any]) -> Session:
     values = request["messages"]
     model = str(request.get("model") or _opencode_model(values))
-    return Session(name, model, _opencode(values) or _messages(values), _objects(request.get("tools")))
+    return Session(name, model, _opencode(values) or _messages(values), objects(request.get("tools")))
 
 
 def _continues(messages: Sequence[Message], earlier: Sequence[Message]) -> bool:
@@ -116,14 +118,14 @@ def _messages(values: Iterable[Any]) -> list[Message]:
 
 def _has_blocks(content: Any) -> bool:
     types = {"tool_use", "tool_result", "thinking", "redacted_thinking"}
-    return any(part.get("type") in types for part in _objects(content))
+    return any(part.get("type") in types for part in objects(content))
 
 
 def _from_blocks(message: Mapping[str, Any]) -> list[Message]:
     """Return the chat messages for one message made of blocks: a message for each tool result, then the rest."""
     results: list[Message] = []
     calls: list[Message] = []
-    for part in _objects(message.get("content")):
+    for part in objects(message.get("content")):
         if part.get("type") == "tool_result":
             results.append(_tool_message(part.get("tool_use_id"), part.get("content")))
         elif part.get("type") == "tool_use":
@@ -265,7 +267,7 @@ def _opencode(values: Iterable[Any]) -> list[Message]:
     messages: list[Message] = []
     for value in values:
         role = str(_object(_object(value).get("info")).get("role"))
-        parts = _objects(_object(value).get("parts"))
+        parts = objects(_object(value).get("parts"))
         text = "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
         if role == "user":
             messages.extend(_text_message("user", text))
@@ -323,17 +325,10 @@ def _text(content: Any) -> str:
     """Return *content* as a text: itself, the texts of its parts, or JSON."""
     if isinstance(content, str):
         return content
-    parts = _objects(content)
+    parts = objects(content)
     if parts or content in (None, []):
         return "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
     return json.dumps(content, ensure_ascii=False)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in *value* if it is a list."""
-    if not isinstance(value, list):
-        return []
-    return [element for element in value if isinstance(element, dict)]
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from proxy.core.apis.json_steps import objects
 from proxy.core.models import ServerWindow
 
 LEAST, MOST = 256, 1_000_000_000
@@ -228,9 +229,6 @@ def _object(answer: object, name: str) -> Mapping[str, Any]:
     return _as_object(_as_object(answer).get(name))
 
 
-def _objects(answer: object, name: str) -> list[Mapping[str, Any]]:
+def _objects(answer: object, name: str) -> Sequence[Mapping[str, Any]]:
     """Return the objects in the list that is the member *name* of *answer*, ``MOST_MODELS`` entries at most."""
-    value = _as_object(answer).get(name)
-    if not isinstance(value, list):
-        return []
-    return [entry for entry in value[:MOST_MODELS] if isinstance(entry, dict)]
+    return objects(_as_object(answer).get(name))[:MOST_MODELS]

@@ -28,6 +28,7 @@ import msgspec
 from proxy.core.errors import UllageError
 from proxy.core.models import ServerWindow
 from proxy.engine.ports import Clock, Records, Reply
+from proxy.engine.replies import read_up_to
 from proxy.tasks import Spawn
 from proxy.upstream import probe_formats as formats
 
@@ -459,22 +460,16 @@ class Probe:
                 raise formats.Unreadable(f"{method} {path} answered {reply.status}")
             if reply.header("content-encoding") not in ("", "identity"):
                 raise formats.Unreadable(f"{method} {path} answered in a content encoding that it may not use")
-            answer = await _read_body(reply)
+            received: list[bytes] = []
+            if await read_up_to(reply, received, MOST_BYTES) > MOST_BYTES:
+                raise formats.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
         finally:
             reply.close()
+        answer = b"".join(received)
         if len(answer) <= INLINE:
             return formats.decode(answer)
         # A list of hundreds of models takes milliseconds to decode; requests must not wait for that.
         return await asyncio.to_thread(formats.decode, answer)
-
-
-async def _read_body(reply: Reply) -> bytes:
-    body = bytearray()
-    while chunk := await reply.next_chunk():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise formats.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
-    return bytes(body)
 
 
 def _requested_and_listed(requested: Iterable[str], listed: frozenset[str]) -> list[str]:
