@@ -276,7 +276,8 @@ async def open_store(
         try:
             return await _open_embedded(directory, key, others, spawn, warnings)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
-            warnings.log("store.memory_instead", cause=str(error))
+            advice = "let this process write to store.path, or set store.url to memory; until then a restart forgets"
+            warnings.log("store.memory_instead", cause=str(error), advice=advice)
             url, instead = "memory", True
     if url == "memory":
         sealer = Sealer(key or new_master_key())

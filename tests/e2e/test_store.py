@@ -391,6 +391,7 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
         (line,) = [line for line in log_lines(front) if line["event"] == "store.memory_instead"]
         assert line["level"] == "warning"
         assert "store.path" in line["cause"]
+        assert "store.path" in line["advice"], "it says what to do"
         (store,) = [text for text in front.log.read_text().splitlines() if text.startswith("  store ")]
         assert "memory" in store
         assert "embedded" not in store
