@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+import proxy as package
 from tests.stub import Answer, Rules, Stub
 from tests.support.proxy_process import Proxy
 from tests.support.shared_recordings import missing
@@ -81,6 +84,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         return (yield)
     finally:
         last_resort.cancel()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Import every module before a property is tested, so that its examples depend on no test that ran before.
+
+    Hypothesis takes some of them from the constants of the modules that are loaded:
+    https://github.com/HypothesisWorks/hypothesis/blob/master/hypothesis-python/src/hypothesis/internal/constants_ast.py
+    """
+    if not any(item.get_closest_marker("hypothesis") for item in items):
+        return
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
