@@ -12,6 +12,7 @@ from proxy.app import Companion, serve
 from proxy.process import StartOptions
 from proxy.settings import Settings
 from proxy.workers import Worker
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 
 ONE = Worker(0, 1)
@@ -31,7 +32,7 @@ async def test_it_serves_for_as_long_as_its_companion_runs(tmp_path: Path, capfd
     log = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
 
     async def run(given: int) -> int:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with loopback_client() as client:
             assert (await client.get(f"http://127.0.0.1:{given}/health/ready")).status_code == 200
         assert given == port
         return 7
@@ -41,7 +42,7 @@ async def test_it_serves_for_as_long_as_its_companion_runs(tmp_path: Path, capfd
     finally:
         os.close(log)
     assert capfd.readouterr() == ("", "")
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(f"http://127.0.0.1:{port}/health/ready")
 

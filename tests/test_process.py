@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from proxy import process as process_module
@@ -23,6 +22,7 @@ from proxy.telemetry.logs import Logs
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 from tests.support.proxy_process import until
 from tests.support.server_fixture import ScriptedServer, listening, raw_answer
@@ -86,7 +86,7 @@ async def test_a_process_serves_and_tells_its_figures(
     server = await stub()
     async with running(tmp_path, settings(server.url)) as (process, address, part):
         keeping = part.tasks.spawn(process.update_gauges(), "housekeeping")
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with loopback_client() as client:
             assert (await client.post(f"{address}/v1/chat/completions", json=CHAT)).status_code == 200
             figures = (await client.get(f"{address}/metrics")).text
             status = (await client.get(f"{address}/ullage/api/status")).json()
@@ -110,7 +110,7 @@ async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> Non
         configured = settings(f"http://127.0.0.1:{port}/v1", models=[])
         async with (
             running(tmp_path, configured) as (_, address, part),
-            httpx.AsyncClient(trust_env=False, timeout=60) as client,
+            loopback_client() as client,
         ):
             await client.post(f"{address}/v1/chat/completions", json=body)
             await until(lambda: "upstream.windows" in part.file.read_text())
@@ -130,7 +130,7 @@ async def test_metrics_can_be_turned_off(stub: StartStub, tmp_path: Path) -> Non
     server = await stub()
     async with (
         running(tmp_path, settings(server.url, telemetry={"metrics": False})) as (_, address, _part),
-        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        loopback_client() as client,
     ):
         assert (await client.get(f"{address}/metrics")).status_code == 404
         assert server.seen == []
@@ -143,7 +143,7 @@ async def test_a_key_in_a_header_is_a_shared_key(stub: StartStub, tmp_path: Path
     configured = settings(server={"access_keys": ["k"]}, upstreams=[upstream])
     async with (
         running(tmp_path, configured) as (_, address, _part),
-        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        loopback_client() as client,
     ):
         assert (await client.get(f"{address}/v1/files", headers={"x-api-key": "k"})).status_code == 403
         assert (await client.get(f"{address}/v1/models", headers={"x-api-key": "k"})).status_code == 200

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer
 from tests.support.chat_client import ChatClient
+from tests.support.loopback import loopback_client
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 
 WINDOW = 8192
@@ -42,7 +42,7 @@ async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
     ]
     front = await proxy("", config={"upstreams": upstreams, "models": models})
     headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-tier": "mine"}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60, headers=headers) as client:
+    async with loopback_client(base_url=front.url, headers=headers) as client:
         for path, bodies in BODIES.items():
             for body in bodies:
                 answer = await client.post(path, content=body)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
@@ -14,6 +13,7 @@ from tests.e2e.test_client_compaction import PROMPTS
 from tests.stub import Stub
 from tests.stub.faults import error
 from tests.support import api_formats
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import log_lines
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
@@ -114,7 +114,7 @@ async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) 
     """`/responses/compact`, which this server does not have, is answered with the same summary."""
     items = asked("responses", session(ROUNDS), compacting=False)
     server.fail(error(404))
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
+    async with loopback_client(base_url=front.url) as web:
         headers = {"authorization": f"Bearer {KEY}"}
         made = await web.post("/responses/compact", headers=headers, json={**options, "input": items})
     assert made.json()["output"][-1]["type"] == "compaction"
@@ -125,7 +125,7 @@ async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any])
     """A second choice, a form, a forced call or too small an output figure go to the model that was asked."""
     body = {**options, "messages": asked("chat", session(ROUNDS), compacting=True)}
     key = {"authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
+    async with loopback_client(base_url=front.url) as web:
         served = await web.post("/chat/completions", headers=key, json=body)
         assert served.headers["x-ullage-outcome"] == "compacted;served"
         assert int(served.headers["x-ullage-summary-tokens"]) > 0

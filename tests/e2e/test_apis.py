@@ -15,6 +15,7 @@ from tests.stub import Answer, Call, Rules, Seen, Stub, messages
 from tests.stub.faults import error, events
 from tests.support.api_formats import request_body
 from tests.support.chat_client import ChatClient
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose
 
@@ -107,7 +108,7 @@ SHORT = chat_turn(1, 40)[:1]
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=KEYS) as client:
+    async with loopback_client(headers=KEYS) as client:
         yield client
 
 

@@ -6,12 +6,12 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.faults import Fault, rate_limited
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, AGENT_TOOLS, log
 from tests.support.sdk_clients import KEY, OpenAIClient
@@ -83,7 +83,7 @@ async def test_what_clients_are_told(stub: StartStub, proxy: StartProxy) -> None
     server.script = lambda seen: Answer("word " * 500)
     front = await bridged(proxy, server)
     small = {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "Say the secret xylophone."}]}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as client:
+    async with loopback_client(base_url=front.url) as client:
         key = {"authorization": f"Bearer {KEY}"}
         server.fail(rate_limited("7"))
         limited = await client.post("/chat/completions", headers=key, json=small)

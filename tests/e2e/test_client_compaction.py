@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from proxy.core.compaction.schedule import CompactionTarget
@@ -13,6 +12,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, chat, messages, responses, slices
 from tests.support.api_formats import request_body
 from tests.support.engine_fixtures import Replica
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 
@@ -151,7 +151,7 @@ async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: S
     named = {"x-session-id": "ses_1"}
     talk = agent_session(rounds, 300)
     title = [{"role": "system", "content": "You are a title generator."}, talk[1]]
-    async with httpx.AsyncClient(trust_env=False, timeout=60, headers={"authorization": "Bearer sk-1"}) as web:
+    async with loopback_client(headers={"authorization": "Bearer sk-1"}) as web:
         first = await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
         assert first.headers["x-ullage-outcome"] == "compacted"
         body = request_body("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])

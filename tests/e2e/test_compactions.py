@@ -18,6 +18,7 @@ from tests.e2e.test_client_compaction import asked
 from tests.stub import Stub
 from tests.stub.faults import error
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TASK, AGENT_TOOLS, agent_session
 
@@ -159,7 +160,7 @@ async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, 
     compacting = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 6000}}
     talk = agent_session(40, 300)
     headers = {"x-api-key": "sk-1", "anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=headers) as web:
+    async with loopback_client(headers=headers) as web:
 
         async def seen(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
             body = request_body("messages", talk, AGENT_TOOLS, model=model, **members)

@@ -23,6 +23,7 @@ import yaml
 
 from tests.conftest import StartProxy, StartStub
 from tests.features.compress.test_feature import conversation
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 from tests.support.proxy_process import Proxy
 
@@ -34,13 +35,13 @@ KEY = {"authorization": "Bearer mine"}
 
 async def post(url: str, body: object, **headers: str) -> httpx.Response:
     """The answer to a POST of *body* as JSON."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         return await client.post(url, json=body, headers={**KEY, **headers})
 
 
 async def get(url: str, key: str = "mine") -> httpx.Response:
     """The answer to a GET."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         return await client.get(url, headers={"authorization": f"Bearer {key}"})
 
 
@@ -108,7 +109,7 @@ async def gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[str]:
     with (folder / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)  # noqa: ASYNC220
     try:
-        async with asyncio.timeout(100), httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with asyncio.timeout(100), loopback_client() as client:
             while True:
                 assert process.poll() is None, (folder / "gateway.log").read_text()[-4000:]
                 try:

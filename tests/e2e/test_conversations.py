@@ -14,6 +14,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.store.conftest import Valkey
 from tests.stub.summariser import Behaviour
 from tests.support.agent_loop import KEY, WINDOW, AgentLoop, replicas
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 
 NOW = {"x-ullage-compact": "now"}
@@ -21,12 +22,12 @@ OTHER = "sk-test-of-somebody-else-000"
 
 
 async def get(front: Proxy, path: str, key: str = KEY) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"{front.root}/ullage/api") as client:
+    async with loopback_client(base_url=f"{front.root}/ullage/api") as client:
         return await client.get(path, headers={"authorization": f"Bearer {key}"})
 
 
 async def wish(front: Proxy, conversation: str, key: str = KEY) -> httpx.Response:
-    async with httpx.AsyncClient(trust_env=False, timeout=60, base_url=f"{front.root}/ullage/api") as client:
+    async with loopback_client(base_url=f"{front.root}/ullage/api") as client:
         return await client.post(
             "/compact", json={"conversation": conversation}, headers={"authorization": f"Bearer {key}"}
         )
@@ -102,7 +103,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
         credential = "x-api-key" if api == "messages" else "authorization"
         value = KEY if api == "messages" else f"Bearer {KEY}"
         path = f"{front.root}/ullage/api/conversations/{loop.headers[-1]['x-ullage-conversation']}"
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client, asyncio.timeout(60):
+        async with loopback_client() as client, asyncio.timeout(60):
             got = await client.get(path, headers={credential: value})
             while got.status_code == 404 or not got.json()["threads"][0]["folds"]:
                 await asyncio.sleep(0.25)
@@ -110,7 +111,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
         (fold,) = got.json()["threads"][0]["folds"]
         assert (fold["by"], fold["state"]) == ("gpt-4o-mini", "active")
         other = {"authorization": f"Bearer {KEY}"} if api == "messages" else {"x-api-key": KEY}
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with loopback_client() as client:
             assert (await client.get(path, headers=other)).status_code == 404
 
 

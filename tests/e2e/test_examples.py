@@ -26,6 +26,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_compress import GATEWAY, gateway
 from tests.features.compress.test_feature import conversation
 from tests.helm.test_chart import documents, needs_helm
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 from tests.support.proxy_process import ROOT, Proxy, until
 from tests.support.valkey_groups import six_nodes
@@ -151,7 +152,7 @@ async def test_litellm_in_front(stub: StartStub, proxy: StartProxy, monkeypatch:
     assert model["litellm_params"]["api_base"] == "http://127.0.0.1:8484/v1"
     model["litellm_params"] |= {"api_base": front.url, "api_key": KEYS["ULLAGE_ACCESS_KEY"]}
     router = litellm.Router(model_list=[model], num_retries=0)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         # Not the one that a test of the bridge may have left in this process.
         monkeypatch.setattr(litellm, "aclient_session", client)
         answer = await router.acompletion(model="qwen", messages=conversation(200))
@@ -167,7 +168,7 @@ async def test_litellm_behind(stub: StartStub, proxy: StartProxy) -> None:
     (model,) = read("litellm-behind", "litellm.yaml")["model_list"]
     config["upstreams"][0]["base_url"] = server.url
     front = await proxy(server.url, config=config, environment=KEYS)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         body = {"model": model["model_name"], "messages": conversation(2)}
         answer = await client.post(f"{front.url}/chat/completions", json=body)
     assert answer.headers["x-ullage-window"] == "200000"
@@ -187,7 +188,7 @@ def keys_of_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def answered(base_url: str, model: str, key: str) -> str:
     """The text of an answer to a conversation that is too long for any window here."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         body = {"model": model, "messages": conversation(400), "max_tokens": 500}
         answer = await client.post(
             f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
@@ -310,7 +311,7 @@ async def under_load(balancer: Balancer, failed: list[str]) -> AsyncIterator[lis
 
     async def call(number: int) -> None:
         headers = {"authorization": f"Bearer {KEYS['ULLAGE_ACCESS_KEYS']}", "x-ullage-conversation": str(number)}
-        async with httpx.AsyncClient(trust_env=False, timeout=60, headers=headers) as client:
+        async with loopback_client(headers=headers) as client:
             while True:
                 body = {"model": "m", "messages": conversation(20 + answered[number] // 4), "stream": number == 0}
                 try:

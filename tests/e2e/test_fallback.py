@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recovery import AGENT
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Client, until
 from tests.support.sample_conversations import prose
 
@@ -45,7 +45,7 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     (seen,) = other.chats()
     assert seen.header("authorization") == "Bearer sk-other"
     assert seen.parsed == {"model": "big", "messages": LONG}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         metrics = (await web.get(f"{front.root}/metrics")).text
     assert 'ullage_fallbacks_total{fallback="big",model="small"} 1.0' in metrics
     await until(lambda: front.log.read_text().count("proxy.request_done") == 2)
@@ -79,7 +79,7 @@ async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: Star
     del setting["upstreams"][1]["api_key"]
     front = await proxy(own.url, config=setting)
     headers = {"authorization": "Bearer sk-secret", "cookie": "a=b", "openai-organization": "org", "x-trace": "t"}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         body = {"model": "small", "messages": LONG}
         answer = await web.post(f"{front.url}/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200

@@ -15,6 +15,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Rules, Stub, gemini
 from tests.stub.faults import error
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy, until
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
 from tests.support.view_checks import view_problems
@@ -32,7 +33,7 @@ SIGNED = [{**message, "reasoning": "hm"} if message["role"] == "assistant" else 
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client with a key."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60, headers=HEADERS) as client:
+    async with loopback_client(headers=HEADERS) as client:
         yield client
 
 
@@ -153,7 +154,7 @@ async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartP
     server = await stub(window=WINDOW)
     front = await proxy(server.root, window=WINDOW)
     names = []
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         for query, headers in ((f"?key={KEY}&alt=sse", {}), (f"?alt=sse&k%65y={KEY}", {}), ("?alt=sse", HEADERS)):
             answer = await web.post(url_of(front, "streamGenerateContent") + query, json=body_of(LONG), headers=headers)
             assert answer.status_code == 200, answer.text
@@ -177,7 +178,7 @@ async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProx
     upstream = {"name": "google", "base_url": server.root, "api_key": "own", "api_key_header": "x-goog-api-key"}
     config = {"upstreams": [upstream], "server": {"access_keys": ["access-key-0123456789"]}}
     front = await proxy(server.root, config={**config, "models": [{"name": "*", "context_window": WINDOW}]})
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         for query, headers in (("", {"x-goog-api-key": "access-key-0123456789"}), ("?key=access-key-0123456789", {})):
             answer = await web.post(url_of(front) + query, json=body_of(SHORT), headers=headers)
             assert answer.status_code == 200, answer.text
@@ -215,7 +216,7 @@ async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
     server = await stub(window=WINDOW)
     front = await proxy(server.root, window=WINDOW)
     server.script = lambda seen: Answer(prose(seen.number, 400))
-    web = httpx.AsyncClient(trust_env=False, timeout=60)
+    web = loopback_client()
     options = types.HttpOptions(base_url=front.root, httpx_async_client=web)
     async with web, genai.Client(api_key=KEY, http_options=options).aio as client:
         chat = client.chats.create(model=MODEL, config={"system_instruction": "Be short."})
@@ -295,7 +296,7 @@ async def test_other_gemini_paths_go_to_the_server_of_their_model(
     openai, google = await stub(), await stub(window=WINDOW)
     key = {"api_key": "g-own", "api_key_header": "x-goog-api-key"} if own else {}
     front = await proxy(google.root, config=two_upstreams(openai, google, **key))
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=HEADERS) as web:
+    async with loopback_client(timeout=30, headers=HEADERS) as web:
         for method, path, body in SIBLINGS:
             managed = body is None and method == "POST"
             content = body_of(SHORT) if managed else body
@@ -334,7 +335,7 @@ async def test_gemini_paths_that_store_are_refused_behind_a_shared_key(stub: Sta
     front = await proxy(google.root, config={**config, "server": {"access_keys": ["access-key-0123456789"]}})
     headers = {"x-goog-api-key": "access-key-0123456789"}
     open_to_all = ("embedContent", "batchEmbedContents")
-    async with httpx.AsyncClient(trust_env=False, timeout=30, headers=headers) as web:
+    async with loopback_client(timeout=30, headers=headers) as web:
         for method, path, body in SIBLINGS:
             if body is None and method == "POST":
                 continue

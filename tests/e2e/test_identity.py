@@ -12,6 +12,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recorded import FILES, Recorded, recorded
 from tests.stub import Stub
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import request_lines
 from tests.support.proxy_process import until
 from tests.support.sample_conversations import chat_turn
@@ -38,7 +39,7 @@ async def test_who_says_it_and_who_is_believed(stub: StartStub, proxy: StartProx
     """Own header, then clients' headers by trust, then the body; each passes on but ours; tenants share none."""
     server = await stub(window=10**6)
     front = await proxy(server.url, window=10**6)
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
+    async with loopback_client(base_url=front.url) as web:
         names: list[str] = []
         for claim in CLAIMS:
             headers, members = claim.get("headers", {}), claim.get("members", {})
@@ -79,7 +80,7 @@ async def test_programs_keep_their_name_through_their_own_compaction(stub: Start
     server = await stub(window=10**6)
     front = await proxy(server.url, window=10**6)
     names: dict[str, set[str]] = {}
-    async with httpx.AsyncClient(base_url=front.root, trust_env=False, timeout=60) as web:
+    async with loopback_client(base_url=front.root) as web:
         for file in FILES:
             program, requests = recorded(file)
             if program in ("codex", "claude-code", "opencode"):

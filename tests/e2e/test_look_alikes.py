@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
+from tests.support.loopback import loopback_client
 from tests.support.overflow_claims import OverflowClaim, claims
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import chat_turn
@@ -31,7 +31,7 @@ async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[
     """The client's answer, and how often the server was sent the request."""
     before = len(server.chats())
     named = {"authorization": f"Bearer sk-{key}"}  # nothing is learned for the key of another row
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         body = {"model": model, "messages": CHAT, **(more or {})}
         answer = await client.post(f"{front.url}/chat/completions", json=body, headers=named)
     return answer, len(server.chats()) - before

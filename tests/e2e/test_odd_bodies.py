@@ -14,6 +14,7 @@ from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.messages import signature
 from tests.stub.rules import Wording
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 from tests.support.sample_conversations import chat_turn, log, prose
 
 API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -246,7 +247,7 @@ async def test_odd_bodies(stub: StartStub, proxy: StartProxy) -> None:
     """What fits passes byte for byte, what a strict server takes it takes as a view too, and nothing breaks us."""
     server = await stub(window=10**6)
     front = await proxy(server.url, window=10**6)
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as web:
+    async with loopback_client(base_url=front.url) as web:
         for api in ODD:
             await _all(api, server, web)
     assert "Traceback" not in front.log.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
@@ -13,6 +12,7 @@ from tests.e2e.test_recovery import CHAT
 from tests.stub.faults import events
 from tests.stub.tokens import request_tokens
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 
 BELIEVED, TRUE = 400_000, 8_192
 """What the proxy was told, and what the server has: our count is a thirtieth of the one and above the other."""
@@ -107,7 +107,7 @@ async def test_an_overflow_far_below_the_believed_window_is_recovered_from(stub:
     server = await stub(window=TRUE)
     front = await proxy(server.url, window=BELIEVED)
     became: dict[str, object] = {}
-    async with httpx.AsyncClient(base_url=front.url, trust_env=False, timeout=60) as client:
+    async with loopback_client(base_url=front.url) as client:
         for at, (name, (api, opening)) in enumerate(OPENINGS.items()):
             server.forget()
             server.fail(events(opening))
@@ -132,7 +132,7 @@ async def test_a_watched_opening_passes_byte_for_byte(stub: StartStub, proxy: St
         {"id": "c", "choices": [{"index": 0, "delta": {"content": "prompt is too long: 9 tokens > 8 maximum"}}]}
     )
     body = request_body(api, CHAT[:2], stream=True)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         for stream in (BEGUN + event(said), BEGUN + ROLE + word + event({"error": CODE}), ROLE + word + DONE, ROLE[:9]):
             server.forget()
             server.fail(events(stream))

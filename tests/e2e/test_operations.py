@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault
 from tests.stub.faults import error
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import log_lines, metrics, request_lines, total
 from tests.support.proxy_process import ROOT, until
 from tests.support.sample_conversations import agent_session, chat_turn, coding_session, tool
@@ -33,7 +34,7 @@ FIELDS_AND_METRICS = (ROOT / "docs" / "metrics.md").read_text()
 
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         yield client
 
 

@@ -11,6 +11,7 @@ import pytest
 from proxy.core.overflow.figures import stated_size
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
+from tests.support.loopback import loopback_client
 from tests.support.overflow_recordings import BROKEN_OFF, Row, body_of, headers, rows
 from tests.support.overflow_reports import ReportedError, reported_errors
 from tests.support.proxy_process import Proxy
@@ -62,7 +63,7 @@ async def asked(
     body: dict[str, Any] = {"model": UNHEARD, "messages": chat_of(tokens), "stream": stream}
     # A key of its own for each: nothing was learned for it.
     named = {"authorization": f"Bearer sk-{key}"}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         answer = await client.post(f"{front.url}/chat/completions", json=body, headers=named)
     return answer, len(server.chats())
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Fault, Stub
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import (
     kill_all,
     log_lines,
@@ -57,14 +58,14 @@ async def home() -> AsyncIterator[Path]:
 
 async def ask(front: Proxy, body: dict[str, Any] = HELLO) -> httpx.Response:
     """One request on a connection of its own."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         return await client.post(f"{front.url}/chat/completions", json=body)
 
 
 async def read_stream(front: Proxy, begun: asyncio.Event | None = None) -> bytes:
     """What arrives of one stream; without its end if the connection broke. *begun* is set at the first byte."""
     got = bytearray()
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         try:
             async with client.stream("POST", f"{front.url}/chat/completions", json=STREAM) as answer:
                 async for chunk in answer.aiter_raw():
@@ -130,7 +131,7 @@ async def metrics_of(front: Proxy, requests: int) -> dict[tuple[str, frozenset[t
 
 async def connected(front: Proxy, method: str, path: str, **more: Any) -> httpx.Response:
     """The first answer; a worker without a stream may end while it is being asked."""
-    async with httpx.AsyncClient(trust_env=False, base_url=front.root, timeout=60) as client:
+    async with loopback_client(base_url=front.root) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 return await client.request(method, path, **more)

@@ -24,6 +24,7 @@ from proxy.cli.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
 from tests.support.chat_client import read_chat_stream
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 from tests.support.proxy_process import Client
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session, chat_turn
@@ -59,7 +60,7 @@ def _spawn(command: list[str], log: Any) -> subprocess.Popen[bytes]:
 
 
 async def _healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(120), httpx.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(120), loopback_client() as client:
         while process.poll() is None:
             with suppress(httpx.TransportError):
                 if (await client.get(url)).status_code == 200:

@@ -15,6 +15,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.e2e.record_clients import FOLDER, HOPS, is_compaction
 from tests.stub import Rules, Stub, chat, messages, responses
 from tests.stub.rules import Wording
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 
 API_FORMATS: dict[str, Any] = {"chat/completions": chat, "messages": messages, "responses": responses}
@@ -82,7 +83,7 @@ async def test_recorded_requests(stub: StartStub, proxy: StartProxy) -> None:
     """Bounded or counted, what fits arrives as it was sent, headers and all; what does not is a valid view."""
     server = await stub(window=ENDLESS)
     front = await proxy(server.url, window=ENDLESS, arguments=("--workers", "1"))
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         for file in FILES:
             name, requests = recorded(file)
             for at, request in enumerate(requests):
@@ -146,7 +147,7 @@ async def test_recorded_compactions_are_known(stub: StartStub, proxy: StartProxy
     server = await stub(window=ENDLESS)
     front = await proxy(server.url, window=ENDLESS)
     wanted = []
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as web:
+    async with loopback_client() as web:
         for name, requests in map(recorded, FILES):
             for request in requests if name in AGENTS else ():
                 verdict = request.api_format.judge(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, get_args
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
@@ -14,6 +13,7 @@ from tests.stub.faults import error, events
 from tests.stub.rules import Wording
 from tests.stub.tokens import request_tokens
 from tests.support.chat_client import read_chat_stream
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Client
 from tests.support.sample_conversations import agent_session, chat_turn
 from tests.support.tool_pair_checks import pair_violations
@@ -106,7 +106,7 @@ async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
         spaced = (("content-type", "application/json"), ("x-attempt", str(number)))
         server.fail(events(bodies[-1]) if inside else Fault(status=400, headers=spaced, body=bodies[-1]))
     front = await proxy(server.url, window=TOLD)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         answer = await client.post(f"{front.url}/chat/completions", json=asked(CHAT, stream=inside))
     assert answer.content == bodies[0]
     assert answer.status_code == (200 if inside else 400)
@@ -124,7 +124,7 @@ async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: Star
     front = await proxy(server.url, window=TOLD)
     body = json.dumps({"error": {"message": "no context here", "type": "x", "code": "y"}, "odd": 1.10}).encode()
     headers = (("content-type", "application/json"), ("retry-after", "7"), ("x-ratelimit-remaining-tokens", "0"))
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         for status in (400, 401, 404, 422, 429, 500, 503, 529):
             server.forget()
             server.fail(Fault(status=status, headers=headers, body=body))
@@ -139,7 +139,7 @@ async def test_off_and_observe_pass_the_overflow_on(stub: StartStub, proxy: Star
     """A caller that asked for no change gets none, not even after an overflow."""
     server = await stub(window=TRUE)
     front = await proxy(server.url, window=TOLD)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         for mode in ("off", "observe"):
             answer = await client.post(
                 f"{front.url}/chat/completions", json=asked(CHAT), headers={"x-ullage-mode": mode}
@@ -173,7 +173,7 @@ async def test_an_overflow_after_content_passes_and_teaches(stub: StartStub, pro
     server.fail(events(ROLE, WORD, ending))
     front = await proxy(server.url)
     request = {"model": UNHEARD, "stream": True}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         first = await client.post(f"{front.url}/chat/completions", json={**request, "messages": CHAT})
         assert first.content == ROLE + WORD + ending
         assert len(server.chats()) == 1

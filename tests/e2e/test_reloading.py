@@ -16,12 +16,13 @@ import yaml
 from tests.conftest import StartProxy, StartStub
 from tests.features.compress.test_feature import conversation
 from tests.stub import Stub
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 
 
 async def status(front: Proxy) -> dict[str, Any]:
     """What a worker's status says of its configuration."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         answer = await client.get(f"{front.root}/ullage/api/status", headers={"authorization": "Bearer admin"})
     state: dict[str, Any] = answer.json()["configuration"]
     return state
@@ -66,7 +67,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         return answer.status_code
 
     async def load_forever() -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+        async with loopback_client() as client:
             while True:
                 code = await ask(client, 2)
                 if code != 200:
@@ -78,7 +79,7 @@ async def test_a_running_proxy_changes_without_a_failed_request(
         fresh.replace(file)
 
     running = [asyncio.ensure_future(load_forever()) for _ in range(4)]
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         assert await ask(client, 40) == 200
         fixed = longest(first)
         assert await ask(client, 2, "one") == 200

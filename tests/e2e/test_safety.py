@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Fault, Stub
 from tests.stub.faults import JSON, error, events, redirect
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import metrics, processes_below, request_lines, total
 from tests.support.sample_conversations import chat_turn
 
@@ -29,7 +30,7 @@ WINDOW = 8192
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client without a cookie jar's help: what it is given to send is what it sends."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         yield client
 
 
@@ -270,7 +271,7 @@ async def test_one_callers_flood_does_not_stop_another(
     front = await proxy(server.url, window=WINDOW)
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(trust_env=False, timeout=60, limits=limits) as flood:
+    async with loopback_client(limits=limits) as flood:
         calls = [asyncio.ensure_future(flood.post(f"{front.url}/chat/completions", json=body)) for _ in range(150)]
         async with asyncio.timeout(60):
             while len(server.seen) < 150:  # noqa: ASYNC110 - the stub's own record

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import StartProxy
 from tests.support.api_formats import request_body
+from tests.support.loopback import loopback_client
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session
 from tests.support.server_fixture import ScriptedServer, listening
 
@@ -124,7 +125,7 @@ async def bench(proxy: StartProxy) -> AsyncIterator[Bench]:
             "memories": {"enabled": True, "tools": ["*"], "extract": ["*"]},
         }
         front = await proxy("", config=config)
-        web = await stack.enter_async_context(httpx.AsyncClient(base_url=front.root, trust_env=False, timeout=120))
+        web = await stack.enter_async_context(loopback_client(base_url=front.root, timeout=120))
         yield Bench(stage, web)
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.conftest import StartProxy, StartStub
+from tests.support.loopback import loopback_client
 from tests.support.sample_conversations import agent_session
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -66,7 +66,7 @@ async def test_a_collector_gets_the_spans(stub: StartStub, proxy: StartProxy, re
     messages = agent_session(30, 300)
     messages[1]["content"] += " CANARY"
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         for sent in (headers, {}):
             request = {"model": "gpt-4o-mini", "messages": messages, "stream": bool(sent)}
             answer = await client.post(f"{front.url}/chat/completions", json=request, headers=sent)
@@ -94,7 +94,7 @@ async def test_a_collector_that_is_gone_costs_nothing(stub: StartStub, proxy: St
     """Requests are answered, and the process ends in time."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
     front = await proxy((await stub(window=8192)).url, window=8192, config=CONFIG, environment=environment)
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         request = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "CANARY"}]}
         answer = await client.post(f"{front.url}/chat/completions", json=request)
     assert answer.status_code == 200

@@ -17,6 +17,7 @@ from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Fault
 from tests.stub.faults import JSON, SSE, events
 from tests.stub.tokens import request_tokens
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Client, Proxy, until
 from tests.support.recorded_conversations import read_all
 from tests.support.sample_conversations import chat_turn
@@ -49,7 +50,7 @@ ODD = {
 @pytest.fixture
 async def web() -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client that adds as little as it can."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         yield client
 
 

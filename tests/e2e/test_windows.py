@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Stub
 from tests.support.chat_client import ChatClient
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import prose
 
@@ -20,7 +20,7 @@ WINDOW = 8192
 
 
 async def status(proxy: Proxy) -> dict[str, Any]:
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         answer = await client.get(f"{proxy.root}/ullage/api/status")
         return dict(answer.raise_for_status().json())
 
@@ -102,7 +102,7 @@ async def test_a_server_that_hangs_on_questions_delays_no_request(proxy: StartPr
         # The deadline of the questions is 3 s. A busy machine delays some of several requests, a wait for them all.
         while min(took, default=3.0) > 2.5 and len(took) < 5:
             running = await proxy(f"http://127.0.0.1:{port}/v1")
-            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            async with loopback_client() as client:
                 begun = time.monotonic()
                 asked = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
                 answer = await client.post(f"{running.url}/chat/completions", json=asked)

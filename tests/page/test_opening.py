@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from proxy.page.opening import LivePage
@@ -17,6 +16,7 @@ from proxy.workers import Worker
 from tests.stub.rules import Rules
 from tests.stub.server import Stub
 from tests.support.engine_fixtures import Replica, chat_body
+from tests.support.loopback import loopback_client
 from tests.support.page_scene import Scene, configuration, play, reading
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import agent_session, log
@@ -33,7 +33,7 @@ def live_page(folder: Path | None = None, **telemetry: object) -> LivePage:
 async def first_event(proxy: Proxy) -> dict[str, Any]:
     """The first event of an open page."""
     async with (
-        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        loopback_client() as client,
         client.stream("GET", f"{proxy.root}/ullage/events") as answer,
     ):
         async for line in answer.aiter_lines():
@@ -108,7 +108,7 @@ async def test_texts_stay_in_the_process_unless_the_settings_show_them() -> None
                 await play(proxy, (SCENE,))
                 await asyncio.sleep(1.2)
                 (row,) = (await first_event(proxy))["rows"]
-                async with httpx.AsyncClient(base_url=proxy.root, trust_env=False, timeout=60) as client:
+                async with loopback_client(base_url=proxy.root) as client:
                     detail = (await client.get(f"/ullage/conversations/{row['name']}")).json()
                 blocks = [entry["block"] for entry in detail["compactions"]]
                 assert len(blocks) == row["compactions"] > 0

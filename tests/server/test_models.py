@@ -3,11 +3,11 @@
 import json
 
 import anthropic
-import httpx
 import openai
 import pytest
 
 from tests.stub import Fault
+from tests.support.loopback import loopback_client
 from tests.support.server_fixture import raw_answer, running_server
 
 WINDOW = 32_768
@@ -15,7 +15,7 @@ WINDOW = 32_768
 
 async def get(front, path, **headers):
     """The answer of the proxy to a GET with the client's own key."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         return await client.get(f"{front.url}{path}", headers={"authorization": "Bearer sk-mine", **headers})
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
-
 from tests.conftest import StartProxy
 from tests.stub import Stub
 from tests.support.api_formats import kind_of, request_body, text_of
+from tests.support.loopback import loopback_client
 from tests.support.process_inspection import metrics, status, total
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_session
@@ -49,7 +48,7 @@ class AgentLoop:
     answered: int = 0
 
     async def __aenter__(self) -> Self:
-        self._client = httpx.AsyncClient(trust_env=False, timeout=60)
+        self._client = loopback_client()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose
 
@@ -88,7 +87,7 @@ SCENES = (
 
 async def play(proxy: Proxy, scenes: tuple[Scene, ...] = SCENES, pause: float = 0.0) -> None:
     """Send the requests of *scenes*, one of each in turn."""
-    async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client:
+    async with loopback_client(base_url=proxy.url) as client:
         client.headers.update({"authorization": "Bearer sk-scene", "content-type": "application/json"})
         running = {scene: scene.bodies() for scene in scenes}
         while running:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy, until
 
 
@@ -53,7 +53,7 @@ def worker_pids(front: Proxy) -> dict[int, int]:
 
 async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """The figures of ``/metrics`` by name and labels."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         text = (await client.get(f"{front.root}/metrics")).text
     families = text_string_to_metric_families(text)
     return {
@@ -65,7 +65,7 @@ async def metrics(front: Proxy) -> dict[tuple[str, frozenset[tuple[str, str]]], 
 
 async def status(front: Proxy) -> dict[str, Any]:
     """What ``/ullage/api/status`` tells on loopback."""
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+    async with loopback_client() as client:
         answer: dict[str, Any] = (await client.get(f"{front.root}/ullage/api/status")).json()
     return answer
 

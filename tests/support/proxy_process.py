@@ -21,6 +21,7 @@ import yaml
 from openai import AsyncOpenAI
 
 from tests.support.forked_proxies import ForkedProcess, fork_proxy
+from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,7 +171,7 @@ class Proxy:
 
     async def _ready(self) -> None:
         until = time.monotonic() + READY_WITHIN
-        async with httpx.AsyncClient(base_url=self.root, trust_env=False) as client:
+        async with loopback_client(base_url=self.root) as client:
             while time.monotonic() < until:
                 if self.process is None or self.process.poll() is not None:
                     break
@@ -199,7 +200,7 @@ class Client:
         async def note(request: httpx.Request) -> None:
             self.bodies.append(await request.aread())
 
-        web = httpx.AsyncClient(event_hooks={"request": [note]}, trust_env=False, timeout=self.timeout)
+        web = loopback_client(event_hooks={"request": [note]}, timeout=self.timeout)
         self._client = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=web, max_retries=0)
         return self._client
 

@@ -22,6 +22,7 @@ from proxy.upstream_wiring import open_catalogue, open_upstream
 from proxy.wiring import call_settings, open_engine
 from tests.stub import Answer, Seen, Stub
 from tests.support.engine_fixtures import tokenizers
+from tests.support.loopback import loopback_client
 
 APIS = ("chat", "messages", "responses")
 PATHS = {"chat": "/chat/completions", "messages": "/messages", "responses": "/responses"}
@@ -119,7 +120,7 @@ async def proxy_in_process(
     port = await server.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{port}/v1"
     try:
-        async with httpx.AsyncClient(base_url=url, headers=KEYS, trust_env=False, timeout=60) as client:
+        async with loopback_client(base_url=url, headers=KEYS) as client:
             yield ProxyInProcess(url, client, reports, faults, failures)
     finally:
         await server.close()
