@@ -11,8 +11,10 @@ counts: housekeeping that happens to run beside a request is none of it.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -175,20 +177,46 @@ def _configuration(folder: Path, upstream: int) -> Path:
     return file
 
 
-def _measure(hook: Hook, client: httpx.Client) -> dict[str, dict[str, int | str]]:
+HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
+    "Connection: keep-alive\r\nUser-Agent: way/1.0\r\nAuthorization: Bearer sk-way\r\n"
+    "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+)
+
+
+class Client:
+    """A client with one connection that writes each request at once.
+
+    Others write head and body one after the other, and the proxy reads them together or not.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+
+    def post(self, body: bytes) -> str:
+        """Send *body* and read the answer; return its outcome."""
+        self._socket.sendall(HEAD.format(len(body)).encode() + body)
+        answer = http.client.HTTPResponse(self._socket, method="POST")
+        answer.begin()
+        text = answer.read()
+        assert answer.status == 200, text
+        return answer.headers["x-ullage-outcome"]
+
+
+def _measure(hook: Hook, client: Client) -> dict[str, dict[str, int | str]]:
     found: dict[str, dict[str, int | str]] = {}
     for kind in KINDS:
         ways = []
         for number in range(len(kind.conversations)):
             *earlier, last = kind.bodies(number)
             for body in earlier:
-                client.post("/chat/completions", content=body).raise_for_status()
+                client.post(body)
             _settle(hook)
             way = hook.way = Way()
-            reply = client.post("/chat/completions", content=last).raise_for_status()
+            outcome = client.post(last)
             _settle(hook)
             hook.way = None
-            ways.append((way, reply.headers["x-ullage-outcome"]))
+            ways.append((way, outcome))
         shortest, outcome = min(ways, key=lambda pair: pair[0].calls)
         found[kind.name] = {**shortest.figures(), "outcome": outcome}
     return found
@@ -218,17 +246,15 @@ def _all_others_sleep() -> bool:
 def _drive(hook: Hook, port: int) -> None:
     code = 1
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", trust_env=False, timeout=60) as client:
-            client.headers.update({"authorization": "Bearer sk-way", "content-type": "application/json"})
-            for _ in range(600):
-                try:
-                    client.get(f"http://127.0.0.1:{port}/health/ready")
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
-            time.sleep(1.0)
-            print(json.dumps(_measure(hook, client)), file=sys.stderr, flush=True)
-            code = 0
+        for _ in range(600):
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health/ready", trust_env=False)
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        time.sleep(1.0)
+        print(json.dumps(_measure(hook, Client(port))), file=sys.stderr, flush=True)
+        code = 0
     except Exception:
         traceback.print_exc()
         raise
