@@ -149,7 +149,9 @@ def read_item_text(raw: bytes) -> ItemText:
     if plain is not None:
         return ItemText(*plain)
     role = ROLES.get(str(message.get("role")), "user")
-    media = tuple(str(part.get("type")) for part in objects(message.get("content")) if is_media(part))
+    media: tuple[str, ...] = ()
+    if isinstance(message.get("content"), list):
+        media = tuple([str(part.get("type")) for part in objects(message["content"]) if is_media(part)])
     reasoning = "\n".join(text for key in REASONING if isinstance(text := message.get(key), str))
     text = _content_text(message)
     calls = tuple([(call.name, call.arguments) for call in _calls(message)])
@@ -262,7 +264,7 @@ def _content_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in objects(message.get("content")) if isinstance(part.get("text"), str))
+    return "\n".join([part["text"] for part in objects(content) if isinstance(part.get("text"), str)])
 
 
 def _named(call: dict[str, Any]) -> dict[str, Any]:
