@@ -20,6 +20,12 @@ KNOWN, UNHEARD, IN_TABLE = "a-model-of-ours", "a-model-nobody-has-heard-of", "gp
 STATED, REAL = 128_000, 1_200
 KINDS = ("output_cap", "asked_output", "media", "load", "echo", "other")
 
+UNHEARD_WRONG = {"asked_output": 2, "media": 6, "load": 6, "other": 2}
+"""Look-alikes by kind, more than one, that are taken for an overflow if no window is known.
+
+They state figures that only a comparison with our count rules out. Without a window none is made: see decision 0016.
+"""
+
 
 def config(server: Stub) -> dict[str, Any]:
     """A configuration that states the window of one model."""
@@ -61,7 +67,7 @@ async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -
     front = await proxy(server.url, config=config(server))
     rows = [claim for claim in claims() if claim.kind == kind]
     assert len(rows) > 4
-    for model, most in ((KNOWN, 0), (UNHEARD, 1)):
+    for model, most in ((KNOWN, 0), (UNHEARD, UNHEARD_WRONG.get(kind, 1))):
         wrong = [
             claim.body for at, claim in enumerate(rows) if not await met(front, server, model, claim, f"{at}{model}")
         ]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import httpx
 import pytest
 
-from proxy.core.overflow.figures import stated_size
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault, Stub
 from tests.support.loopback import loopback_client
 from tests.support.overflow_recordings import BROKEN_OFF, Row, body_of, headers, rows
 from tests.support.overflow_reports import ReportedError, reported_errors
 from tests.support.proxy_process import Proxy
-from tests.support.sample_conversations import chat_turn, prose
+from tests.support.sample_conversations import chat_turn
 
 CHAT = [message for turn in range(10) for message in chat_turn(turn, 60)] + chat_turn(99, 40)[:1]
-LARGEST = 2_000_000
-"""Tokens of the window of the server that recorded errors are played by: the largest prompt that one states is less."""
-
-LEAST_SHARE = 0.5
-"""Share of a stated prompt that its request has at least: vocabularies differ by more, and the test takes minutes."""
 UNHEARD = "a-model-nobody-has-heard-of"
 """Nobody knows its window: nothing is counted ahead, and every claim has to be believed or not by what it says."""
 
@@ -34,33 +27,11 @@ def fault(status: int, named: tuple[tuple[str, str], ...], body: bytes) -> Fault
     return Fault(status=status, headers=named if typed else (("content-type", kind), *named), body=body)
 
 
-@cache
-def long_text(tokens: int) -> str:
-    """A text of at least so many tokens."""
-    return prose(tokens, 20_000) * (1 + tokens // 18_000)
-
-
-def chat_of(tokens: int) -> list[Any]:
-    """A conversation of about *tokens* tokens or more: an error that states a size is about a request that has it."""
-    if tokens < 1_500:
-        return CHAT
-    text = long_text(tokens)
-    return [{"role": "user", "content": text[: 6 * tokens]}, {"role": "assistant", "content": "Noted."}, *CHAT]
-
-
-def stated_tokens(prompt: int | None, limit: int | None, body: bytes) -> int:
-    """Tokens of a request about which an error with these figures can be, by its prompt, limit or bytes."""
-    size = stated_size(body.decode("utf-8", "replace")) or 0
-    return max(int(LEAST_SHARE * (prompt or limit or 0)), size // 5)
-
-
-async def asked(
-    front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bool, tokens: int = 0
-) -> tuple[httpx.Response, int]:
+async def asked(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bool) -> tuple[httpx.Response, int]:
     """The client's answer to one conversation whose first attempt ends in *fail*, and how often it was sent."""
     server.forget()
     server.fail(fail)
-    body: dict[str, Any] = {"model": UNHEARD, "messages": chat_of(tokens), "stream": stream}
+    body: dict[str, Any] = {"model": UNHEARD, "messages": CHAT, "stream": stream}
     # A key of its own for each: nothing was learned for it.
     named = {"authorization": f"Bearer sk-{key}"}
     async with loopback_client() as client:
@@ -71,8 +42,7 @@ async def asked(
 async def told(front: Proxy, server: Stub, row: Row) -> str:
     """What became of a recorded answer: ``recovered``, ``passed`` as it came, or what went wrong."""
     fail = fault(row["status"], headers(row), body_of(row))
-    tokens = stated_tokens(row["prompt_tokens"], row["limit"], body_of(row))
-    answer, times = await asked(front, server, fail, row["id"], stream=row["stream"], tokens=tokens)
+    answer, times = await asked(front, server, fail, row["id"], stream=row["stream"])
     if times == 2 and answer.status_code == 200 and "Understood" in answer.text.replace('"}}]}\n\ndata: ', ""):
         sizes = [len(seen.body) for seen in server.chats()]
         return "recovered" if sizes[1] < sizes[0] else f"not smaller: {sizes}"
@@ -88,7 +58,7 @@ async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
 
     What comes behind the first content, and stop reasons, pass through: they were billed.
     """
-    server = await stub(window=LARGEST)
+    server = await stub(window=200_000)
     front = await proxy(server.url)
     became = {row["id"]: await told(front, server, row) for row in rows()}
     overflows = [row["id"] for row in rows() if row["overflow"] and row["id"] not in BROKEN_OFF]
@@ -104,13 +74,12 @@ async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
 @pytest.mark.slow
 async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> None:
     """What people posted is made good if it means length, and passed byte for byte if it does not."""
-    server = await stub(window=LARGEST)
+    server = await stub(window=200_000)
     front = await proxy(server.url)
 
     async def wrong(at: int, one: ReportedError) -> str:
         fail = fault(one.status, one.headers, one.body.encode())
-        tokens = stated_tokens(one.prompt, one.limit, one.body.encode())
-        answer, times = await asked(front, server, fail, f"met-{at}", stream=False, tokens=tokens)
+        answer, times = await asked(front, server, fail, f"met-{at}", stream=False)
         if one.too_long:
             return "" if (times, answer.status_code) == (2, 200) else f"sent {times} times, {answer.status_code}"
         same = (times, answer.status_code, answer.content) == (1, one.status, one.body.encode())

@@ -5,7 +5,8 @@ count of the request, the output that it wants, and the window that it was made 
 
     the claim is made by           it is accepted
     a machine-readable code        always
-    figures                        if they agree with our count; never if they cannot be about this request
+    figures                        if they agree with our count; never if they cannot be about this request and a
+                                   window is known
     a sentence alone               unless the request is tiny for its window; unsure below half of the window
     a sentence about an image      only if the window is nearly full
 
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.learned_window import HIGHEST_RATIO, is_credible
+from proxy.core.learned_window import is_credible
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import LONGEST_TEXT
 
@@ -109,9 +110,6 @@ def _words(text: str) -> list[str]:
 UNCORROBORATED = 0.6
 """Share of the stated limit below which, by our count, a request cannot exceed it, unless a code states it."""
 
-UNCORROBORATED_UNHEARD = 1 / HIGHEST_RATIO
-"""The same share for a model whose window, and so whose vocabulary, is unknown: none has more tokens for a text."""
-
 ALIKE = 1 / 3
 """Share by which a stated prompt may differ from our count; calibrated counts differ less."""
 
@@ -183,7 +181,8 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
-    if contradicts(claim, prior):
+    # If no window is known, nothing else shows that the figures are about something else than this request.
+    if prior.pressure is not None and contradicts(claim, prior):
         return None
     return _by_pressure(claim, prior, prior.pressure)
 
@@ -298,8 +297,7 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
         return (claim.size or 0) > max(len(prior.body), prior.counted * MOST_BYTES)
     if claim.kind == "input_plus_output":
         tokens += claim.output or 0
-    share = UNCORROBORATED if prior.window else UNCORROBORATED_UNHEARD
-    if claim.limit is not None and tokens < share * claim.limit:
+    if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:
         return True
     return claim.prompt is not None and not is_credible(prior.counted, claim.prompt, plain=prior.plain)
 
