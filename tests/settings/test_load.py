@@ -105,6 +105,11 @@ WRONG = {
     "v1 twice": ("upstreams: [{name: a, base_url: 'http://h/v1/v1'}]", 1, "upstreams[0].base_url", "twice", "once"),
     "empty section": ("store: {}\nserver:\n  # port: 1\n", 2, "server", "is empty, or no section", "take the line out"),
     "query": ("upstreams: [{name: a, base_url: 'http://h/v1?k=1'}]", 1, "upstreams[0].base_url", "query", "Leave out"),
+    "fragment": (
+        "upstreams: [{name: a, base_url: 'http://h/v1#k'}]", 1, "upstreams[0].base_url", "fragment", "Leave out"
+    ),
+    "no scheme": ("upstreams: [{name: a, base_url: 'h/v1'}]", 1, "upstreams[0].base_url", "no http(s) URL", "Write it"),
+    "no host": ("upstreams: [{name: a, base_url: 'http:///v1'}]", 1, "upstreams[0].base_url", "no http(s)", "Write"),
     "user": ("upstreams: [{name: a, base_url: 'http://u:p@h'}]", 1, "upstreams[0].base_url", "user", "api_key"),
     "bad port": ("upstreams: [{name: a, base_url: 'http://h:99999'}]", 1, "upstreams[0].base_url", "no URL", "Write"),
     "own header": (
