@@ -165,10 +165,7 @@ def _result_tokens(items: Sequence[Item], pairs: Sequence[Pair]) -> list[int]:
 
 def _size_of_results(item: Item) -> int:
     """Return the bytes of all results of *item*, at least one."""
-    results = (item.facts or NO_FACTS).results
-    if len(results) == 1:
-        return max(1, results[0].size)
-    return max(1, sum(result.size for result in results))
+    return max(1, sum(result.size for result in (item.facts or NO_FACTS).results))
 
 
 def _repeated_messages(items: Sequence[Item]) -> int:

@@ -243,8 +243,12 @@ def _counted(message: Mapping[str, Any], calls: Sequence[_Call]) -> list[str]:
             texts += _part_texts(part)
     texts += chain.from_iterable(calls)
     for key, value in message.items():
-        if key not in _COUNTED_ELSEWHERE and value:
-            texts.append(value if isinstance(value, str) else quoted(value))
+        if key in _COUNTED_ELSEWHERE or not value:
+            continue
+        if isinstance(value, str):
+            texts.append(value)
+        else:
+            texts.append(quoted(value))
     return texts
 
 

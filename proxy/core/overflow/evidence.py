@@ -273,7 +273,9 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
         return False
     output = claim.output or 0
     if claim.prompt is not None:
-        share = ALIKE_BESIDE_MEDIA if claim.names_media else ALIKE
+        share = ALIKE
+        if claim.names_media:
+            share = ALIKE_BESIDE_MEDIA
         return _is_alike(claim.prompt, prior.counted, share) and claim.limit <= claim.prompt + output
     if claim.requested is not None:
         requested = prior.counted + (prior.output or output)
