@@ -14,6 +14,7 @@ from proxy.store.operations import (
     Add,
     Claim,
     Extend,
+    Put,
     Read,
     ReadFields,
     Refresh,
@@ -62,6 +63,15 @@ async def test_of_many_claims_at_once_one_wins(backend: Backend) -> None:
     assert found.count(None) == 1
     (winner,) = await backend.run(Read(["k"]))
     assert set(found) == {None, winner}
+
+
+async def test_a_put_replaces_what_is_there(backend: Backend) -> None:
+    """A value that is put takes the place of an earlier one, and its lifetime."""
+    await backend.run(Claim("k", b"old", None))
+    await backend.run(Put("k", b"new", SOON))
+    assert await backend.run(Read(["k"])) == [b"new"]
+    await asyncio.sleep(LATER)
+    assert await backend.run(Read(["k"])) == [None]
 
 
 async def test_reads_are_in_order(backend: Backend) -> None:
