@@ -143,6 +143,15 @@ def check(
     if refusal is not None:
         fail(REFUSED, f"{file}: would not be served: {refusal}")
     typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
+    _warn_of_memory_instead(settings, file)
+
+
+def _warn_of_memory_instead(settings: Settings, file: Path) -> None:
+    """Print a warning if the embedded store cannot be used: ``serve`` would keep records in memory."""
+    from proxy.store import EMBEDDED_ADVICE, embedded_problem
+
+    if settings.store.url == "embedded" and (problem := embedded_problem(settings.store.path)):
+        typer.echo(f"{file}: warning: {problem}\n    {EMBEDDED_ADVICE.capitalize()}.", err=True)
 
 
 def _convert(file: Path) -> None:

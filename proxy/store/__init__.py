@@ -19,10 +19,20 @@ The way of a compaction record into the store:
 from proxy.store.backend import StoreMisconfigured, StoreUnsupported
 from proxy.store.breaker import Breaker, Patience
 from proxy.store.sqlite_file import has_data
-from proxy.store.store import INSTEAD, Store, StoreState, describe_store, open_store, store_status
+from proxy.store.store import (
+    EMBEDDED_ADVICE,
+    INSTEAD,
+    Store,
+    StoreState,
+    describe_store,
+    embedded_problem,
+    open_store,
+    store_status,
+)
 from proxy.store.summary_table import Lease, SummaryTable
 
 __all__ = [
+    "EMBEDDED_ADVICE",
     "INSTEAD",
     "Breaker",
     "Lease",
@@ -33,6 +43,7 @@ __all__ = [
     "StoreUnsupported",
     "SummaryTable",
     "describe_store",
+    "embedded_problem",
     "has_data",
     "open_store",
     "store_status",

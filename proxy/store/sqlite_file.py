@@ -26,6 +26,9 @@ from proxy.tasks import Warn
 FILE: Final = "store.db"
 """The name of the embedded store's file."""
 
+LOCK: Final = "store.lock"
+"""The name of the file that processes lock."""
+
 _ASIDE: Final = "store.db.damaged"
 _FORMER_DATA: Final = "appendonlydir"
 """The directory of the private Redis server that earlier versions ran."""
@@ -61,7 +64,7 @@ class StoreFile:
 
         self._warn = warn
         self._clock = clock
-        self._lock, self._log = self.directory / "store.lock", self.directory / f"{FILE}-wal"
+        self._lock, self._log = self.directory / LOCK, self.directory / f"{FILE}-wal"
         self._writes: WriteCounts | None = None
 
     def open(self, busy_for: float = _BUSY_FOR) -> SqliteEntries:
@@ -173,6 +176,27 @@ def has_data(directory: Path) -> bool:
         return (directory / FILE).exists()
     except OSError:
         return False
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Raise ``EmbeddedUnavailable`` if this user could not create or change the files in *directory*.
+
+    Nothing is created, so a full disk is not noticed.
+    """
+    place = directory.absolute()
+    # What is missing would be created below the first directory that is there.
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    obstacle = ""
+    if not place.is_dir():
+        obstacle = f"{place} is not a directory"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        obstacle = f"{place} cannot be written"
+    for file in (directory / FILE, directory / LOCK):
+        if not obstacle and file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            obstacle = f"{file} cannot be written"
+    if obstacle:
+        raise EmbeddedUnavailable(f"store.path {directory} cannot be used: {obstacle}")
 
 
 def _discard(path: Path) -> None:

@@ -26,7 +26,7 @@ from proxy.store.memories_table import MemoriesTable
 from proxy.store.memory import MemoryBackend
 from proxy.store.operations import Unavailable
 from proxy.store.sqlite import SqliteBackend
-from proxy.store.sqlite_file import refuse_network_file_system
+from proxy.store.sqlite_file import refuse_network_file_system, refuse_unwritable
 from proxy.store.summary_table import SummaryTable
 from proxy.store.tables import RecordTable, TableAccess, ThrottledWarnings
 from proxy.tasks import Spawn, Warn
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 SHORTEST_KEY = 16
 """Bytes of a master key at least: a key of AES-128."""
+
+EMBEDDED_ADVICE = "let this process write to store.path, or set store.url to memory; until then a restart forgets"
+"""The remedy for a directory that cannot be used."""
 
 _CHECK_BROKEN, _CHECK_WORKING = 1.0, 60.0
 """Seconds between two checks of a store that does not work, and of one that does."""
@@ -276,8 +279,7 @@ async def open_store(
         try:
             return await _open_embedded(directory, key, others, spawn, warnings)
         except (EmbeddedUnavailable, OSError, ValueError) as error:
-            advice = "let this process write to store.path, or set store.url to memory; until then a restart forgets"
-            warnings.log("store.memory_instead", cause=str(error), advice=advice)
+            warnings.log("store.memory_instead", cause=str(error), advice=EMBEDDED_ADVICE)
             url, instead = "memory", True
     if url == "memory":
         sealer = Sealer(key or new_master_key())
@@ -317,6 +319,20 @@ async def _open_embedded(
         await file.close()
         raise
     return await _monitored("embedded", file, ring, spawn, warnings)
+
+
+def embedded_problem(directory: Path) -> str:
+    """Return why this user could not have an embedded store in *directory*; empty if nothing is known to prevent it.
+
+    Creates nothing.
+    """
+    try:
+        refuse_network_file_system(directory)
+        refuse_unwritable(directory)
+        find_master_key(directory)
+    except (EmbeddedUnavailable, OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _embedded_ring(directory: Path, key: bytes | None, others: Sequence[bytes]) -> tuple[bytes, ...]:

@@ -98,6 +98,30 @@ def test_check_refuses_what_serve_would_refuse(tmp_path, text, reason):
     assert reason in ran.stderr
 
 
+@pytest.mark.parametrize("obstacle", ["a file", "a damaged key"])
+def test_check_warns_of_a_store_that_serve_could_not_use(tmp_path, obstacle):
+    """A data directory that cannot be used is served from memory: the file is valid, with a warning that says so."""
+    data = tmp_path / "data"
+    if obstacle == "a file":  # root, too, must fail here
+        data.write_text("in the way")
+        data /= "below"
+    else:
+        data.mkdir()
+        (data / "master.key").write_bytes(b"short")
+    before = sorted(tmp_path.rglob("*"))
+    file = tmp_path / "ullage.yaml"
+    file.write_text(f"upstreams: [{{name: a, base_url: 'http://h/v1'}}]\nstore: {{path: '{data}'}}\n")
+    ran = ullage("check", str(file))
+    assert ran.returncode == 0
+    assert f"{file}: OK" in ran.stdout
+    assert f"{file}: warning: " in ran.stderr
+    assert str(tmp_path / "data") in ran.stderr
+    assert "set store.url to memory" in ran.stderr
+    assert sorted(path for path in tmp_path.rglob("*") if path != file) == before
+    file.write_text("upstreams: [{name: a, base_url: 'http://h/v1'}]\nstore: {url: memory}\n")
+    assert ullage("check", str(file)).stderr == ""
+
+
 def test_schema_is_json_that_refuses_unknown_keys():
     """`ullage schema` prints a JSON Schema whose objects are closed."""
     schema = json.loads(ullage("schema").stdout)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.store.backend import EmbeddedUnavailable
 from proxy.store.operations import Claim
-from proxy.store.sqlite_file import StoreFile, has_data
+from proxy.store.sqlite_file import StoreFile, has_data, refuse_unwritable
 
 
 class Directory:
@@ -153,3 +154,18 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="Not a directory"):
         Directory(tmp_path / "file" / "data").file.open()
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_it_is_used(directory: Directory) -> None:
+    """A directory that is there, or can be created, is accepted and stays as it is; one that cannot be is named."""
+    refuse_unwritable(directory.path)
+    refuse_unwritable(directory.path / "deep" / "down")
+    assert not directory.path.exists()
+    store(directory, b"1")
+    refuse_unwritable(directory.path)
+    with pytest.raises(EmbeddedUnavailable, match=r"store\.db is not a directory"):
+        refuse_unwritable(directory.path / "store.db")
+    with pytest.raises(EmbeddedUnavailable, match=r"store\.db is not a directory"):
+        refuse_unwritable(directory.path / "store.db" / "below")
+    with pytest.raises(EmbeddedUnavailable, match=r"/proc/1 cannot be written"):
+        refuse_unwritable(Path("/proc/1/data"))
