@@ -108,12 +108,18 @@ _TOOL_CHOICES: Final = ("tool_choice", "toolConfig", "tool_config")
 _LONGEST_EMPTY: Final = max(map(len, EMPTY))
 """Characters of the longest spelling of an empty list of tools."""
 
-_HINT: Final = re.compile(
-    rb"(?i)summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|extract|continuing"
-    rb"|out of context|write down|briefing|zusammen|resum|r(?:\xc3\xa9|\\u00e9)sum"
-    rb"|\\u(?:603b|6458|538b|6982|4ea4|8981)"
-    rb"|\xe6\x80\xbb\xe7\xbb\x93|\xe6\x91\x98\xe8\xa6\x81|\xe5\x8e\x8b\xe7\xbc\xa9|\xe4\xba\xa4\xe6\x8e\xa5"
+_HINT_WORDS: Final = (
+    "summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|recap|extract|continu(?:ing|ation)"
+    "|out of context|write down|record all|note to|progress report|brief|dump|zusammen|resum|riassum"
 )
+_HINT_FOREIGN: Final = (
+    *("résum", "Résum", "总结", "摘要", "压缩", "概括", "交接", "要約", "まとめ", "요약"),
+    *("итог", "Итог", "езюм", "водк", "бобщ"),
+)
+_HINT_SPELLINGS: Final = tuple(
+    spelling for word in _HINT_FOREIGN for spelling in (word.encode(), json.dumps(word)[1:-1].encode())
+)
+_HINT: Final = re.compile(b"(?i)" + b"|".join([_HINT_WORDS.encode(), *map(re.escape, _HINT_SPELLINGS)]))
 """Matches words of which every request for a summary has one, escaped or not; other requests are not decoded."""
 
 _HINT_WITHIN: Final = 4_096
@@ -312,18 +318,25 @@ _NEAR: Final = 120
 
 _SUMMARY: Final = lazy_pattern(
     r"\b(?:summar(?:y|ies|i[sz]e[ds]?|i[sz]ing|i[sz]ation)|condens\w+|compress\w*|distil\w*|memento|briefing"
-    r"|compact(?! (?:json|form|format|table|list|view))\w*"
-    r"|hand-?(?:off|over)|checkpoint|state_snapshot)\b|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
-    r"|\bwrite down (?:everything|all|what)\b|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
-    r"|(?<!my )(?<!your )\brésum\w*|\bresum(?:en|ir|o)\b"
-    r"|总结|摘要|压缩|概括|交接|要約",
+    r"|compact(?! (?:json|form|format|table|list|view))\w*|recap\w*"
+    r"|hand-?(?:off|over)(?! between the)|checkpoint|state_snapshot|continuation (?:brief|note|prompt|document))\b"
+    r"|\bprogress report\b|\bnote to (?:the|your) (?:\w+ )?(?:agent|assistant|model|self)\b|\brecord all\b"
+    r"|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
+    r"|\b(?:write down|dump) (?:everything|all|what)\b|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
+    r"|(?<!my )(?<!your )\brésum\w*|\bresum(?:en|ir|o)\b|\bresum[ae] (?:tod[ao]|la|el|esta|nuestra|a|o)\b|\briassum\w+"
+    r"|总结|摘要|压缩|概括|交接|要約|まとめ|요약"
+    r"|\bподвед\w+ итог|\bподыто\w+|\bрезюм\w+|\bсводк\w+|\bобобщ\w+",
     re.IGNORECASE,
 )
 _SUBJECT: Final = lazy_pattern(
-    r"\b(?:conversations?|chats?|dialog(?:ue)?s?|discussion|history|(?<!next )session|transcripts?|context|messages"
+    r"\b(?:conversations?|chats?|dialog(?:ue)?s?|discussion"
+    r"|history(?! (?:table|file|page)s?\b)"
+    r"(?! of (?!(?:the |all )?(?:conversation|chat|dialog|session|messages|work|this|our|your)))"
+    r"|(?<!next )session|transcripts?|context|messages"
     r"|trajector(?:y|ies)|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
-    r"|\b(?:gespräch|unterhaltung|verlauf|sitzung|bisherig|conversaci|historial|sesi|conversa\b|sessão|échange)"
-    r"|对话|会话|历史|上下文|到目前为止|会話",
+    r"|\b(?:gespräch|unterhaltung|verlauf|sitzung|bisherig|conversa(?:ci|z)|historial|sesi|conversa\b|sessão|échange)"
+    r"|对话|会话|历史|上下文|到目前为止|会話|セッション|これまで|대화|세션"
+    r"|\b(?:разговор|диалог|бесед|переписк|сесси|сеанс)",
     re.IGNORECASE,
 )
 _READER = r"(?:\w+ )?(?:agent|llm|language model|model|ai|assistant|instance|session|context|conversation)\b"
@@ -336,7 +349,8 @@ _CONTINUATION: Final = lazy_pattern(
     rf"|\b(?:another|next|other|future|new|fresh) {_READER}"
     r"|\bbetween (?:a|the) (?:user|human)\b[^.\n]{0,20}\band (?:a|an|the) (?:\w+ )?(?:agent|assistant|ai|model)\b"
     r"|\b(?:fortsetz|fortfahr|weiterarbeit|weitermach|übernehm|reprend|reprise|continu|poursui|retom|prossegui|seguir\b)"
-    r"|继续|接手|后续|続け",
+    r"|\bfuture self\b|\bcontext (?:\w+ ){0,3}(?:reset|cleared|wiped|discarded)\b|\bprosegu"
+    r"|继续|接手|后续|続け|引き継|계속|이어|\bпродолж",
     re.IGNORECASE,
 )
 _TEXT_ONLY: Final = lazy_pattern(
@@ -344,19 +358,24 @@ _TEXT_ONLY: Final = lazy_pattern(
     r"|\bmaximum number of tokens\b|\breplace\w* (?:\w+ ){0,3}(?:conversation|history|context|messages)\b"
     r"|\b(?:history|conversation) (?:\w+ ){0,3}(?:replaced|discarded|cleared|removed)\b"
     r"|\bonly (?:memory|context|record|with the summary)\b|\bonly the summary\b"
-    r"|(?:do not|don't|never|without) call(?:ing)? (?:(?:a|any) )?tools?\b|\btext only\b"
+    r"|(?:do not|don['’]t|never|without) (?:call|us|invok|run)(?:e|ing)? (?:(?:a|any|your) )?tools?\b|\btext only\b"
+    r"|\bno tools?\b(?! results?| outputs?)|\btools are disabled\b|\bfuture self\b"
     r"|\bkeine (?:\w+ )?(?:werkzeuge|tools)\b|\bauc?un outil\b|\b(?:ninguna|nenhuma) (?:herramienta|ferramenta)\b"
-    r"|(?:不要|不得|请勿)调用|[只仅]输出|新的?(?:会话|对话)|后续模型",
+    r"|\bnessuno strumento\b"
+    r"|(?:不要|不得|请勿)调用|[只仅]输出|新的?(?:会话|对话)|后续模型|ツールは?を?(?:呼び|使)|新しい(?:会話|セッション)"
+    r"|도구를? (?:호출|사용)하지|새(?:로운)? (?:세션|대화)|\bнов(?:ый|ого|ом|ой) (?:агент|сеанс|сесси)|\bдругой агент"
+    r"|\bне (?:вызыва|использу)\w* инструмент",
     re.IGNORECASE,
 )
 """Words of a request that has tools but excludes calls, or whose answer another context will read."""
 
 _OTHER_WORK: Final = lazy_pattern(
-    r"\b(?:function|script|class|method|endpoint|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
+    r"\b(?:function|script|class|method|endpoint|widget|dashboard|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
     r"|documentation|readme|commit|translat\w+|explain|review|article|essay|e-?mail|boss|manager|tweet|blog|images?"
     r"|paragraph|judge|score|evaluate|grad(?:e|ing)|classify|titles?|headline|follow-?up|tags?|branch name|prompt of"
     r"|this prompt|this code)\b|\b(?:how|why) (?:do|does|did|can|is|are|to)\b|\bwhat (?:do|does|is|are) th|\bhere is\b"
-    r"|[\w/-]+\.(?:md|txt|json)\b|函数|代码|翻译|解释|文章",
+    r"|[\w/-]+\.(?:md|txt|json|py|[jt]sx?|go|rs|java|ya?ml|toml)\b|\b(?:in|into) [\w./-]+/(?!\w)"
+    r"|函数|代码|翻译|解释|文章",
     re.IGNORECASE,
 )
 """Words of a request for other work: code, an answer to a question on such texts, a text for other people."""

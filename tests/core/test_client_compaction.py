@@ -331,7 +331,9 @@ PROMPTS = [
 ]
 """Requests as agents and frameworks make them for a summary, by the openings of their prompts, and ordinary ones that
 speak of summaries. Of a first batch 33 of 45 were recognised before the words were looked at, and 1 of 36 ordinary ones
-was taken for one; of a second, written once they had been mended for the first, 7 of 10, and 2 of 15."""
+was taken for one; of a second, written once they had been mended for the first, 7 of 10, and 2 of 15; of a third, in
+requests with tools, 15 of 23, and 3 of 24; of a fourth 12 of 16, and 2 of 16. Two of those that are still taken for one
+are not here."""
 
 
 def recognised(row: dict[str, Any]) -> bool:
@@ -345,6 +347,15 @@ def test_prompts_of_many_clients() -> None:
     assert len(real) > 50
     missed = [row["origin"] for row in real if not recognised(row)]
     assert len(missed) <= 0.06 * len(real), missed
+
+
+def test_letters_of_any_script_count_escaped_and_as_they_are() -> None:
+    """A client may write a letter into JSON as it is or escape it: a prompt is recognised either way."""
+    words = "これまでの会話を要約し、新しいセッションで続けられるようにしてください。ツールは呼び出さないでください。"
+    outline = read_envelope(json.dumps({"model": "m", "messages": [], **TOOLED}), ("max_tokens",))
+    for is_escaped in (True, False):
+        last = json.dumps({"role": "user", "content": words}, ensure_ascii=is_escaped).encode()
+        assert compacting_client(outline, b'{"role": "user", "content": "Go."}', last, has_history=True) == "other"
 
 
 @pytest.mark.parametrize("row", [row for row in PROMPTS if not row["compaction"]], ids=lambda row: row["origin"])
