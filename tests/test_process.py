@@ -19,6 +19,7 @@ from proxy.settings import Settings
 from proxy.startup import CannotListen
 from proxy.tasks import Tasks
 from proxy.telemetry.logs import Logs
+from proxy.upstream import probes
 from proxy.workers import Worker
 from tests.conftest import StartStub
 from tests.store.conftest import short_path
@@ -100,8 +101,10 @@ async def test_a_process_serves_and_tells_its_figures(
     assert "memory  (this process only)" in output.err
 
 
-async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path) -> None:
+async def test_what_a_server_says_of_its_window_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that states its window is probed once a request is worth it, and the log names model and window."""
+    # A probe that fails is repeated after a minute: the machine may be busy for the usual three seconds.
+    monkeypatch.setattr(probes, "DEADLINE", 60.0)
     stage = ScriptedServer()
     entry = b'{"id": "m1", "object": "model", "owned_by": "vllm", "max_model_len": 4096}'
     stage.reply = raw_answer(b'{"object": "list", "data": [' + entry + b"]}", "Content-Type: application/json")

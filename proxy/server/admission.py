@@ -103,7 +103,7 @@ class QuickRefusal:
         error = Overloaded(Drain.FULL)
         identity = f"{self._prefix}-{next(self._count):x}"
         report = Report(identity, path.api, outcome="refused", reason=error.code, status=error.status)
-        response.refuse(out, error, path.error_api, report, ())
+        response.refuse(out, error, path.error_api, response.own_headers(report, self._faults), ())
         seconds = time.perf_counter() - began
         for observe in self._observers:
             self._faults.attempt("after", identity, partial(observe, report, seconds), None)

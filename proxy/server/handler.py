@@ -386,7 +386,7 @@ class Handler:
             task: Any = asyncio.current_task()
             self._drain.running.discard(task)  # between two messages no request is under way
             conversation = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
-            socket = ResponsesSocket(request, headers, conversation)
+            socket = ResponsesSocket(request, headers, conversation, self._faults, call.report.request_id)
             self._drain.socket_closers.add(socket.leave)
             try:
                 await socket.serve(call.out)
@@ -476,6 +476,7 @@ class Handler:
             if not request.content.is_eof():
                 out.keep_alive = False
             call.report = call.report.with_(outcome="refused", reason=call.report.reason or error.code)
-            response.refuse(out, error, call.path.error_api, call.report, call.cors)
+            own = response.own_headers(call.report, self._faults)
+            response.refuse(out, error, call.path.error_api, own, call.cors)
         except ClientLeft:
             call.note("client_left", _LEFT)

@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -15,11 +16,12 @@ from proxy.core.apis.sse import StreamEnd
 from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
 from proxy.core.overflow.stream import LateOverflowDetector
-from proxy.core.report import NO_USAGE, Report, Usage, response_headers
+from proxy.core.report import INTERNAL_ERROR, NO_USAGE, Report, Usage, response_headers
 from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
 from proxy.server.incoming import IncomingRequest
 from proxy.server.request import ends_like_route, is_outside_apis
+from proxy.tasks import Faults
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _JOINED: Final = 2**14
@@ -285,10 +287,18 @@ def without(headers: Sequence[tuple[str, str]], prefix: str) -> list[tuple[str, 
     return [pair for pair in headers if not pair[0].lower().startswith(prefix)]
 
 
-def refuse(out: ResponseWriter, error: UllageError, api: str, report: Report, cors: Sequence[tuple[str, str]]) -> None:
-    """Write a whole answer with *error*, in the shape of *api*."""
+def own_headers(report: Report, faults: Faults) -> list[tuple[str, str]]:
+    """Return the headers that *report* becomes; after a fault of ours only the outcome, so that there is an answer."""
+    outcome = [("x-ullage-outcome", f"{report.outcome};{INTERNAL_ERROR}")]
+    return faults.attempt("answer", report.request_id, partial(response_headers, report), outcome)
+
+
+def refuse(
+    out: ResponseWriter, error: UllageError, api: str, own: Sequence[tuple[str, str]], cors: Sequence[tuple[str, str]]
+) -> None:
+    """Write a whole answer with *error*, in the shape of *api*, and with the headers *own* and *cors*."""
     body = error_body(error, api)
-    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *response_headers(report)]
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *own]
     if isinstance(error, Overloaded):
         headers.append(("retry-after", str(error.retry_after)))
     # Each of these statuses requires its header:

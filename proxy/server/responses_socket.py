@@ -18,7 +18,8 @@ POST, with every guarantee. The upstream needs no WebSocket.
                                       stores r2: r0, then e f
 
 A warm-up (``generate: false``) calls no model: its input is stored, and the connection invents the id of the response
-that the client continues. After an error the response before it is still stored.
+that the client continues. After an error the response before it is still stored. A fault of ours is an error
+message, and the socket stays open; if storing a response is what fails, the response is not stored.
 
 One request is under way at a time. Codes are those of a close frame:
 
@@ -39,7 +40,8 @@ import asyncio
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -50,14 +52,14 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
 from proxy.core.apis.json_steps import UNREADABLE
-from proxy.core.apis.sse import EventCutter
-from proxy.core.errors import InvalidRequest, Overloaded, UpstreamUnreachable, error_body
+from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
 from proxy.server.access import Caller
-from proxy.server.config import Limits
 from proxy.server.incoming import BodyReader, IncomingRequest
+from proxy.server.message_writer import MessageWriter, copied, error_message
 from proxy.server.request import MANAGED, RequestHeaders
 from proxy.server.response import ResponseWriter
-from proxy.server.websocket import FrameHeads, frame, handshake
+from proxy.server.websocket import CLOSE, PONG, FrameHeads, frame, handshake
+from proxy.tasks import Faults
 
 PATH: Final = MANAGED["/v1/responses"]
 IDLE_SECONDS: Final = 3600.0
@@ -70,11 +72,6 @@ _BUFFER: Final = 2**16
 """Bytes of messages that may wait; above twice as many, aiohttp stops reading the connection."""
 
 _JSON: Final = ("content-type", "application/json")
-_TEXT, _CLOSE, _PONG = 0x81, 0x88, 0x8A
-"""First bytes of whole frames: https://www.rfc-editor.org/rfc/rfc6455#section-5.2"""
-
-_STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.output_item.done"')
-"""Types of the events with items of an answer."""
 
 
 class Incoming(WebSocketDataQueue):
@@ -103,9 +100,9 @@ class Incoming(WebSocketDataQueue):
             return
         if data.type is WSMsgType.PING:
             if not self._request.protocol.writing_paused:
-                transport.write(frame(_PONG, data.data))
+                transport.write(frame(PONG, data.data))
         elif data.type is WSMsgType.CLOSE:
-            transport.write(frame(_CLOSE, struct.pack("!H", WSCloseCode.OK)))
+            transport.write(frame(CLOSE, struct.pack("!H", WSCloseCode.OK)))
             self.feed_eof()
             if self.is_answering:
                 transport.close()
@@ -167,150 +164,28 @@ class Message(msgspec.Struct):
     model: str = ""
 
 
-class _Error(msgspec.Struct):
-    error: dict[str, Any]
-
-
 class _Item(msgspec.Struct):
     type: str = ""
     encrypted_content: str | None = None
 
 
-class _Response(msgspec.Struct):
-    id: str = ""
-    output: list[msgspec.Raw] = []
-
-
-class _Event(msgspec.Struct):
-    type: str = ""
-    item: msgspec.Raw = msgspec.Raw(b"")
-    response: _Response | None = None
-
-
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _message: Final = msgspec.json.Decoder(Message)
-_event: Final = msgspec.json.Decoder(_Event)
-_error: Final = msgspec.json.Decoder(_Error)
 _item: Final = msgspec.json.Decoder(_Item)
-
-
-class MessageWriter(ResponseWriter):
-    """Writes one answer as messages: one for each event of a stream, or one for an answer that is no stream.
-
-    ``name`` and ``output`` are those of the response, once the model has finished it. A message is in memory until it
-    is complete, so none may have more bytes than a body (``limits.body``). *count* is given the bytes of ``output`` as
-    they come; if it raises ``Overloaded`` the response is not stored.
-    """
-
-    __slots__ = ("_body", "_count", "_cutter", "_is_stored", "_is_stream", "_most", "_size", "name", "output")
-
-    def __init__(self, request: IncomingRequest, limits: Limits, count: Callable[[int], None]) -> None:
-        super().__init__(request, limits.write)
-        self._count = count
-        self._is_stored = True
-        self._size = 0
-        self._most = limits.body
-        self._cutter = EventCutter()
-        self._is_stream = False
-        self._body = bytearray()
-        self.name = ""
-        self.output: list[msgspec.Raw] = []
-
-    def start(
-        self,
-        status: int,
-        headers: Iterable[tuple[str, str]],
-        *,
-        sized: bool,
-        close_delimited: bool = False,
-        is_followed: bool = False,
-    ) -> None:
-        """Note *status* and the kind of the body: messages have no head."""
-        del sized, close_delimited, is_followed
-        self.status = status
-        kinds = [value for name, value in headers if name.lower() == "content-type"]
-        self._is_stream = any(kind.startswith("text/event-stream") for kind in kinds)
-
-    def write(self, chunk: bytes) -> bool:
-        """Write the events that *chunk* completes. Return True if the client reads more slowly than they come.
-
-        Raises ``UpstreamUnreachable`` if an incomplete event is too long for one message.
-        """
-        if self._is_stream:
-            for event in self._cutter.feed(chunk):
-                self._write_event(event)
-        else:
-            self._body += chunk
-        if len(self._body) > self._most or self._cutter.pending_size > self._most:
-            self._body.clear()
-            self._cutter.flush()
-            raise UpstreamUnreachable("", "its answer is too long for one message")
-        return self._protocol.writing_paused
-
-    def finish(self) -> None:
-        """Write what is left of the answer."""
-        self._ended = True
-        if self._is_stream:
-            self._write_event(self._cutter.flush())
-        else:
-            self.send(self._whole())
-
-    def send(self, message: bytes) -> None:
-        """Send *message*. Raises ``ClientLeft``."""
-        self._send(frame(_TEXT, message))
-
-    def break_off(self, last: bytes = b"") -> None:
-        """Write *last*, or an error of our own: the socket stays open, and the client sees that the answer is cut."""
-        self._ended = True
-        if not last:
-            last = b"data: " + _error_message(502, b"") + b"\n\n"
-        self._cutter.flush()
-        for event in self._cutter.feed(last):
-            self._write_event(event)
-
-    def _write_event(self, event: bytes) -> None:
-        lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
-        data = b"\n".join(lines)
-        if not data or data == b"[DONE]":
-            return
-        self._note(data)
-        self.send(data)
-
-    def _whole(self) -> bytes:
-        """Return the message for an answer that is no stream: an error, or a response that came at once."""
-        body = bytes(self._body)
-        if self.status >= 400 or not _is_object(body):
-            return _error_message(self.status, body)
-        data = b'{"type":"response.completed","response":' + body + b"}"
-        self._note(data)
-        return data
-
-    def _note(self, data: bytes) -> None:
-        """Store the items that the event *data* adds: single ones, too, as some servers omit them in the last event."""
-        if not self._is_stored or not any(kind in data for kind in _STORED_EVENTS):
-            return
-        try:
-            event = _event.decode(data)
-        except UNREADABLE:
-            return  # the client gets the event anyway; without it the conversation is not stored
-        if event.type == "response.output_item.done":
-            self.output += _copied([event.item])
-            self._size += len(event.item)
-        elif event.response is not None and event.type in ("response.completed", "response.incomplete"):
-            self.name = event.response.id
-            self.output = _copied(event.response.output) or self.output
-            self._size = sum(map(len, self.output))
-        try:
-            self._count(self._size)
-        except Overloaded:
-            self._is_stored, self.name, self.output = False, "", []
 
 
 class ResponsesSocket:
     """One WebSocket of a client, after its upgrade was admitted; *headers* are those of its handshake."""
 
-    def __init__(self, request: IncomingRequest, headers: RequestHeaders, reader: BodyReader) -> None:
-        """*reader* counts the bytes of the conversation as those of the caller."""
+    def __init__(
+        self, request: IncomingRequest, headers: RequestHeaders, reader: BodyReader, faults: Faults, request_id: str
+    ) -> None:
+        """*reader* counts the bytes of the conversation as those of the caller.
+
+        *faults* are told faults of our own, with *request_id*.
+        """
+        self._faults = faults
+        self._request_id = request_id
         self._connection: Any = request.protocol
         self._request = structs.replace(request, method="POST", raw_path=PATH.path, content=EMPTY_PAYLOAD)
         self._incoming = Incoming(request)
@@ -362,21 +237,28 @@ class ResponsesSocket:
         """Close the socket with *code*; 0 if the client has closed it."""
         transport = self._request.transport
         if code and transport is not None and not transport.is_closing():
-            transport.write(frame(_CLOSE, struct.pack("!H", code)))
+            transport.write(frame(CLOSE, struct.pack("!H", code)))
         out.break_off()
 
     async def _answered(self, data: bytes) -> bool:
         """Answer one message. Return False if it was the last one: the process is being shut down."""
-        out = MessageWriter(self._request, self._reader.limits, lambda size: self._count(self._incoming.unread + size))
+        report_fault = partial(self._faults.report, "answer", self._request_id)
+        out = MessageWriter(
+            self._request, self._reader.limits, lambda size: self._count(self._incoming.unread + size), report_fault
+        )
         try:
             message = _read(data)
             items = self._items_of(message)
-            if not message.generate:
-                self._warm_up(out, message, items)
-                return True
             body = self._body_of(data, message, items)
         except InvalidRequest as error:
-            out.send(_error_message(error.status, error_body(error, "responses")))
+            out.send(error_message(error.status, error_body(error, "responses")))
+            return True
+        except Exception as fault:  # noqa: BLE001 - it costs this message an answer, and never the conversation
+            self._faults.report("request", self._request_id, fault)
+            out.send(error_message(UllageError.status, error_body(UllageError(), "responses")))
+            return True
+        if not message.generate:
+            self._warm_up(out, message, items)
             return True
         request = structs.replace(self._request, body=body, content_length=len(body))
         self._connection.caller = Caller(self._headers, PATH)
@@ -384,8 +266,16 @@ class ResponsesSocket:
         await self._connection.handle(request, out)  # looked up each time: a reload replaces the handler
         self._incoming.is_answering = False
         if out.name:
-            self._store(out.name, [*items, *_lasting(out.output, message)], message)
+            self._remember(out, items, message)
         return out.keep_alive
+
+    def _remember(self, out: MessageWriter, items: list[msgspec.Raw], message: Message) -> None:
+        """Store the conversation up to the response that *out* wrote; forget it after a fault of ours."""
+        try:
+            self._store(out.name, [*items, *_lasting(out.output, message)], message)
+        except Exception as fault:  # noqa: BLE001 - the client has its answer, and can send the whole conversation
+            self._conversation = Conversation()
+            self._faults.report("after", self._request_id, fault)
 
     def _items_of(self, message: Message) -> list[msgspec.Raw]:
         """Return the items of the whole input that *message* stands for."""
@@ -393,8 +283,8 @@ class ResponsesSocket:
         if isinstance(added, str):
             added = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": added}))]
         if self._continues(message):
-            return [*self._conversation.items, *_copied(added)]
-        return _copied(added)
+            return [*self._conversation.items, *copied(added)]
+        return copied(added)
 
     def _continues(self, message: Message) -> bool:
         """True if *message* continues the response that is stored here."""
@@ -448,20 +338,6 @@ class ResponsesSocket:
         self._reader.count(self._conversation.size + unread)
 
 
-def _is_object(body: bytes) -> bool:
-    """True if *body* is an object in JSON, which a page of a gateway is not."""
-    try:
-        _members.decode(body)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _copied(items: list[msgspec.Raw]) -> list[msgspec.Raw]:
-    """Return *items* without the message that they are slices of."""
-    return [msgspec.Raw(bytes(item)) for item in items]
-
-
 def _read(data: bytes) -> Message:
     """Return the message *data*. Raises ``InvalidRequest``."""
     try:
@@ -490,12 +366,3 @@ def _is_bare_reasoning(item: msgspec.Raw) -> bool:
     except UNREADABLE:
         return False
     return read.type == "reasoning" and not read.encrypted_content
-
-
-def _error_message(status: int, body: bytes) -> bytes:
-    """Return the message for an answer with *status*, an error, and this *body*."""
-    try:
-        error = _error.decode(body).error
-    except UNREADABLE:
-        error = {"type": "server_error", "code": "upstream_error", "message": f"The upstream answered {status}."}
-    return msgspec.json.encode({"type": "error", "status": status, "error": error})

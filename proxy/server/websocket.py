@@ -1,6 +1,6 @@
 """WebSockets (https://www.rfc-editor.org/rfc/rfc6455): relays one byte for byte in both directions, without reading it.
 
-``handshake`` and ``frame`` are for ``responses_socket``, which answers a WebSocket itself.
+``handshake`` and ``frame`` are for ``responses_socket`` and ``message_writer``, which answer a WebSocket themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from proxy.server.response import ClientLeft, ResponseWriter
 
 SWITCHING = 101
 """The status of an upgraded connection (https://www.rfc-editor.org/rfc/rfc9110#section-15.2.2)."""
+
+TEXT, CLOSE, PONG = 0x81, 0x88, 0x8A
+"""First bytes of whole frames: https://www.rfc-editor.org/rfc/rfc6455#section-5.2"""
 
 _VERSION: Final = "13"
 

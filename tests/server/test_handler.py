@@ -5,6 +5,7 @@ import pytest
 
 from proxy.core.report import Usage
 from proxy.server.request import named_model
+from proxy.tasks import Faults
 from proxy.telemetry.logs import Logs
 from tests.support.server_fixture import eventually, raw_answer, running_server
 
@@ -138,3 +139,20 @@ async def test_an_upstream_that_talks_nonsense_is_reported_with_its_name_and_the
         assert [(report.model, report.upstream, report.reason) for report in at.reports] == [
             ("m1", "up", "upstream_unreachable")
         ]
+
+
+async def test_a_refusal_whose_headers_fail_is_an_answer_all_the_same(monkeypatch):
+    """The last thing that is written needs nothing that may fail: status and error come, the outcome says the rest."""
+    faults = []
+
+    def fail(report):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("proxy.server.response.response_headers", fail)
+    noticed = Faults(lambda phase, name, fault: faults.append((phase, type(fault))))
+    async with running_server(faults=noticed) as at:
+        got = await at.chat(CHAT, "x-ullage-mode: sideways")
+        assert got.line == "HTTP/1.1 400 Bad Request"
+        assert json.loads(got.body)["error"]["code"] == "invalid_request"
+        assert got.all("x-ullage-outcome") == ["refused;internal_error"]
+    assert faults == [("answer", ZeroDivisionError)]

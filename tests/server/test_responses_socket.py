@@ -10,6 +10,7 @@ import pytest
 from aiohttp import WSMsgType
 
 from proxy.server import Limits, ServerConfig
+from proxy.tasks import Faults
 from tests.support.server_fixture import eventually, raw_answer, running_server
 
 KEY = {"Authorization": "Bearer sk-mine", "x-ullage-project": "p"}
@@ -128,6 +129,45 @@ async def test_an_error_is_a_message_and_the_conversation_goes_on():
         assert (await turn(socket, model="m", input="b", previous_response_id="r1"))[0]["status"] == 502
         await turn(socket, model="m", input="b", previous_response_id="r1")
         assert len(inputs(at)[-1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "reports"),
+    [
+        ("responses_socket._read", ["request"]),
+        ("responses_socket.ResponsesSocket._items_of", ["request"]),
+        ("responses_socket.ResponsesSocket._body_of", ["request"]),
+        ("responses_socket.ResponsesSocket._store", ["after"]),
+        ("responses_socket._lasting", ["after"]),
+        ("message_writer.MessageWriter._add", ["answer"]),
+        ("message_writer.copied", ["answer"]),
+    ],
+)
+async def test_a_fault_of_ours_costs_a_message_at_most(place, reports, monkeypatch):
+    """The socket stays open, the fault is reported, and an answer that has come reaches the client all the same."""
+    faults = []
+    with monkeypatch.context() as broken:
+
+        def fail(*_):
+            raise ZeroDivisionError
+
+        noticed = Faults(lambda phase, name, fault: faults.append((phase, bool(name), type(fault))))
+        async with running_server(faults=noticed) as at, connected(at) as socket:
+            at.stage.script = answers(*(events(f"r{number}", text("1")) for number in range(3)))
+            broken.setattr(f"proxy.server.{place}", fail)
+            got = await turn(socket, model="m", input=[{"role": "user", "content": "a"}])
+            if reports == ["request"]:
+                assert [(one["type"], one["status"], one["error"]["code"]) for one in got] == [
+                    ("error", 500, "internal_error")
+                ]
+            else:
+                assert got[-1]["type"] == "response.completed"
+            assert await eventually(lambda: faults == [(phase, True, ZeroDivisionError) for phase in reports])
+            broken.undo()
+            again = await turn(socket, model="m", input=[{"role": "user", "content": "b"}])
+            name = again[-1]["response"]["id"]
+            await turn(socket, model="m", input=[{"role": "user", "content": "c"}], previous_response_id=name)
+            assert len(inputs(at)[-1]) == 3
 
 
 async def test_a_stream_that_breaks_is_an_error_and_the_socket_stays_open():

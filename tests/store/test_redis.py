@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.store import Store, StoreMisconfigured, StoreUnsupported, key_names
+from proxy.store.breaker import SERVER
 from proxy.store.operations import Claim, ReadFields, Release, ScoreMember, SetField, TopMembers
 from proxy.store.redis import POOL, RedisBackend
 from proxy.tasks import Tasks
@@ -241,7 +242,9 @@ async def test_a_crowd_on_a_hung_server_leaves_together(valkey: Valkey, opener: 
             found = await asyncio.gather(*(store.records.newest(TENANT, ROOT, ROUTE, [_place(n)]) for n in range(500)))
         assert found == [None] * 500
         assert sum(store.state().errors.values()) == 500
-        assert store.state().errors["slow"] <= POOL
+        # The calls of a full pool do not give up at the same moment. Each that does leaves its place to another one,
+        # until enough have failed to open the breaker; one more may try after its pause, if the machine stands still.
+        assert store.state().errors["slow"] <= POOL + SERVER.failures
     finally:
         valkey.signal(signal.SIGCONT)
 

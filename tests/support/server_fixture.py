@@ -23,7 +23,7 @@ from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
 from proxy.store.tables import TableAccess, ThrottledWarnings
-from proxy.tasks import Tasks
+from proxy.tasks import Faults, Tasks
 from proxy.upstream import Target, Timeouts, Upstreams
 from tests.support.engine_fixtures import Replica
 
@@ -198,6 +198,7 @@ async def running_server(
     host: str = "127.0.0.1",
     open_routes: Callable[[ConversationTable], OpenRoutes] = lambda register: no_routes,
     open_page: OpenPage | None = None,
+    faults: Faults | None = None,
     **target: Any,
 ) -> AsyncIterator[RunningServer]:
     """A server whose only upstream, ``up``, is a fresh stage. *open_routes* gives routes over its conversations."""
@@ -224,6 +225,7 @@ async def running_server(
             status=lambda: {"version": "test"},
             models=models,
             open_routes=open_routes(register),
+            faults=faults,
         )
         server.show(open_page)
         at = await server.start(host, 0)
