@@ -263,8 +263,9 @@ class TextToolFormat:
 
     def _match_result(self, text: str) -> re.Match[str] | None:
         beginning = text[:_BEGINNING]
+        start = len(beginning) - len(beginning.lstrip())
         for pattern in self.result_patterns:
-            if match := pattern.match(beginning):
+            if match := pattern.match(beginning, start):
                 return match
         return None
 

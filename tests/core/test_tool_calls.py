@@ -161,6 +161,10 @@ def given_back(content: Any) -> dict[str, Any]:
         ),
         ('Thought: look\nAction: grep\nAction Input: {"pattern": "x"}', "Observation: a.py:1", "grep"),
         ('Action:\n{"name": "web_search", "arguments": "limits"}', "Observation:\nnothing", "web_search"),
+        ("Thought 2: look\nAction 2: read_file[a.py]", "Observation 2: x", "file_read"),
+        ("DISCUSSION\nI look.\n```\ncat a.py\n```", "OBSERVATION:\nx", "unknown"),
+        ('<|python_tag|>read_file.call(path="a.py")', '{"output": "x"}', "unknown"),
+        ("TOOL_NAME: read_file\nBEGIN_ARG: path\na.py\nEND_ARG", "```tool_output\nx\n```", "file_read"),
         ("Let me see.\n```bash\nls\n```", "<returncode>0</returncode>\n<output>\na.py\n</output>", "unknown"),
         ("<execute_bash>\nls\n</execute_bash>", "OBSERVATION:\na.py", "shell"),
         (ASKS + "\n<list_files>\n<path>.</path>\n</list_files>", GIVES, "unknown"),
@@ -184,6 +188,7 @@ CALLS = [
     '```json\n{"action": "read_file", "action_input": {"path": "a.py"}}\n```',
     '{"tool": "read_file", "arguments": {"path": "a.py"}}',
     'Tool: read_file\nArguments: {"path": "a.py"}',
+    '{"name": "read_file", "parameters": {"path": "a.py"}}',
 ]
 
 
@@ -214,7 +219,16 @@ CALLS = [
         "Command output:\nx",
         "Exit code: 0\nx",
         '{"tool_result": "x"}',
+        '{"output": "x"}',
         "工具结果：x",
+        "\n\n  Tool result: x",
+        "[read_file for 'a.py'] Error:\nx",
+        "<tool_use_result>\n<name>read_file</name>\n<result>x</result>\n</tool_use_result>",
+        "Here is the output of the tool read_file:\n\nx",
+        '<file_content path="a.py">\nx\n</file_content>',
+        "<files>\n<file><path>a.py</path>\n<content>\nx\n</content></file>\n</files>",
+        "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>x",
+        "## Return of functions.read_file:0\nx",
     ],
 )
 @pytest.mark.parametrize("call", CALLS)
@@ -240,6 +254,8 @@ def test_results_in_many_forms(call: str, result: str) -> None:
         "[1] first do this",
         "> Result: no",
         "Observation is key here: look again",
+        "Here is the output of my program: it hangs",
+        "<files> is the tag that I want",
     ],
 )
 @pytest.mark.parametrize("call", [ASKS, "Try this:\n```python\nprint(1)\n```"])
