@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
+from cachebox import TTLCache
 from msgspec import structs
 
 from proxy.core import learned_window
@@ -74,8 +75,12 @@ quotient is a low estimate: an answer that reports even less was cut."""
 MEDIA: Final = re.compile(rb'"(?:image|input_(?:image|audio|file)|file"|document"|audio|video|item_reference")')
 """Matches parts whose tokens do not depend on a vocabulary, so that their usage cannot calibrate our count of text."""
 
+SERVED_SECONDS = 600.0
+"""Seconds for which the largest prompt that a route answered is remembered, as evidence against an error that claims a
+far smaller one to be too long. Providers change windows, and a name may stand for several backends."""
+
 MOST_KNOWN = 4_096
-"""Routes that are remembered with their window and ratio. Bounded because model names come from clients."""
+"""Routes that are remembered, with their window or that prompt. Bounded because model names come from clients."""
 
 KNOWN_SECONDS = 5.0
 """Seconds for which such a route is remembered: servers report new windows, and learned ones expire."""
@@ -180,6 +185,7 @@ class LearnedRoutes:
         self._warn = warn
         self._wall = wall
         self._warned: set[str] = set()
+        self._served: TTLCache[tuple[str, bytes], int] = TTLCache(MOST_KNOWN, SERVED_SECONDS)
         self.generation = 0
         """Rises with everything that is learned here, so that ``KnownRoutes`` can tell that its values are outdated."""
 
@@ -252,6 +258,7 @@ class LearnedRoutes:
 
         *output* is the output figure that was sent along, in the provider's tokens.
         """
+        self._served.pop((route.learned_key, tenant), None)
         learned, now = self.get_cached(route, tenant).learned, self._wall()
         taught, limit = learned.learned_window, overflow.window
         requested_output = max(overflow.output or 0, overflow.requested or 0, output)
@@ -285,6 +292,7 @@ class LearnedRoutes:
             )
         else:
             return
+        self._served.pop((sent.route.learned_key, sent.tenant), None)
         self._save(sent.route, sent.tenant, structs.replace(learned, learned_window=taught))
 
     def learn_usage(self, sent: SentPrompt, reported: int) -> bool:
@@ -295,8 +303,11 @@ class LearnedRoutes:
         if sent.is_text and is_truncated(learned.calibration, counted, reported):
             self._was_cut(sent, learned, reported)
             return True
-        if sent.is_counted and not is_credible(counted, reported, plain=sent.is_text):
+        credible = reported * is_credible(counted, reported, plain=sent.is_text)  # 0 if it cannot be true
+        if sent.is_counted and not credible:
             return False
+        if credible > self._served.get((route.learned_key, tenant), 0):
+            self._served[route.learned_key, tenant] = credible
         calibration = learned.calibration
         if sent.is_counted:
             self._anchors[route.name, sent.prefix_hash] = UsageAnchor(counted, reported, sent.boundary)
@@ -312,6 +323,13 @@ class LearnedRoutes:
             learned = LearnedRoute(calibration, learned.learned_window)
             self._cached[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False
+
+    def served_lately(self, route: Route, tenant: bytes) -> int | None:
+        """Return the tokens of the largest prompt that *route* answered lately; None since it last refused one.
+
+        Known to this process alone: it serves as evidence only, and no window is learned from it.
+        """
+        return self._served.get((route.learned_key, tenant))
 
     def shown_windows(self) -> list[dict[str, object]]:
         """Return the learned windows in use, a row each for the admin routes: tokens and seconds, no tenant."""

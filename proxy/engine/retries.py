@@ -61,7 +61,9 @@ class Retries:
         if counted is not None:
             counted = int(counted * known.token_ratio)
         is_text = not MEDIA.search(view.body)
-        return Prior(counted, output, known.window, known.window_source in STATED, is_text, view.body)
+        is_stated = known.window_source in STATED
+        served = self._learned.served_lately(known.route, view.request.tenant)
+        return Prior(counted, output, known.window, is_stated, is_text, view.body, served=served)
 
     def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
         """Return *overflow*, which came behind content, if it can be true of *sent* and is sure; else None."""
@@ -72,7 +74,9 @@ class Retries:
         window = self._learned.window(sent.route, learned)
         if counted is None and window is not None and not overflow.decisive:
             return None  # it was sent uncounted because its bytes alone showed that it fits
-        prior = Prior(counted, sent.output_tokens, window, sent.route.source in STATED, sent.is_text)
+        served = self._learned.served_lately(sent.route, sent.tenant)
+        is_stated = sent.route.source in STATED
+        prior = Prior(counted, sent.output_tokens, window, is_stated, sent.is_text, served=served)
         checked = check_claim(overflow, prior)
         if checked is None or not checked.sure:
             return None

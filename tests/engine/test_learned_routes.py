@@ -13,7 +13,15 @@ from proxy.core.learned_window import STATED_SECONDS
 from proxy.core.models import Route
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
-from proxy.engine.learned_routes import FRESH_SECONDS, RAISE_ANY, LearnedRoutes, SentPrompt, remedy
+from proxy.engine import learned_routes
+from proxy.engine.learned_routes import (
+    FRESH_SECONDS,
+    MOST_KNOWN,
+    RAISE_ANY,
+    LearnedRoutes,
+    SentPrompt,
+    remedy,
+)
 from tests.core.test_planner import measured
 from tests.support.engine_fixtures import DictRecords
 from tests.support.sample_conversations import agent_session
@@ -279,3 +287,51 @@ async def test_what_was_never_counted_teaches_too() -> None:
     assert window(here, ROUTE) is None
     here.learn_late_overflow(sent, Overflow("input", 16_384), Usage())
     assert window(here, ROUTE) == 16_384
+
+
+def answered(here: LearnedRoutes, tokens: int, reported: int, tenant: bytes = ONE, *, is_counted: bool = True) -> None:
+    here.learn_usage(SentPrompt(ROUTE, tenant, tokens, b"", -1, is_counted=is_counted), reported)
+
+
+async def test_the_largest_prompt_that_was_answered_lately() -> None:
+    """It is remembered for its tenant alone, and until the route refuses a request."""
+    here = lessons(DictRecords(), Hands())
+    assert here.served_lately(ROUTE, ONE) is None
+    for reported in (9_000, 12_000, 3_000):
+        answered(here, reported, reported)
+    answered(here, 15_000, 30_000, is_counted=False)
+    assert here.served_lately(ROUTE, ONE) == 30_000
+    assert here.served_lately(ROUTE, TWO) is None
+    assert window(here, ROUTE) is None
+    here.learn_refusal(ROUTE, ONE, Overflow("input"), 4_000)
+    assert here.served_lately(ROUTE, ONE) is None
+    answered(here, 5_000, 5_000)
+    assert here.served_lately(ROUTE, ONE) == 5_000
+    here.learn_late_overflow(SentPrompt(ROUTE, ONE, 4_000, b"", -1), Overflow("input", 4_096), Usage())
+    assert here.served_lately(ROUTE, ONE) is None
+
+
+async def test_an_old_answer_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Providers change windows: what a route answered counts for some minutes."""
+    monkeypatch.setattr(learned_routes, "SERVED_SECONDS", 1e-6)
+    here = lessons(DictRecords(), Hands())
+    answered(here, 5_000, 5_000)
+    await asyncio.sleep(0.001)
+    assert here.served_lately(ROUTE, ONE) is None
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+async def test_a_report_that_cannot_be_true_serves_nothing(is_counted: bool) -> None:
+    """A count far beyond what the body can hold is not remembered."""
+    here = lessons(DictRecords(), Hands())
+    answered(here, 1_000, 9_000_000, is_counted=is_counted)
+    assert here.served_lately(ROUTE, ONE) is None
+
+
+async def test_routes_that_answered_are_bounded() -> None:
+    """Names of models come from clients: they cannot fill the memory."""
+    here = lessons(DictRecords(), Hands())
+    for number in range(MOST_KNOWN + 1):
+        answered(here, 2_000, 2_000, str(number).encode())
+    assert here.served_lately(ROUTE, str(MOST_KNOWN).encode()) == 2_000
+    assert here.served_lately(ROUTE, b"0") is None

@@ -23,6 +23,14 @@ were first written down as look-alikes; they are overflows, which a lower output
 ``seventh``, ``eighth`` gave 52 of 54 and 2 of 46. After that for ``eighth``, ``ninth`` gave 26 of 30 and 4 of 50; then
 it was mended for, too, and ``tenth``, written after that, gave 30 of 30 and 0 of 50.
 
+``eleventh`` was collected from documentation, issues and sources of servers, gateways and clients, and composed in
+languages that were missing; what resembles an earlier row of any set was left out (more than half of the overflows and
+a third of the look-alikes that were found first were known already). First scored, with a short request and no known
+window, it gave 55 of 62 and 6 of 83.
+
+One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
+minute.
+
 The first classifier, which knew no circumstances, found 100 of the 102 overflows, took 40 of the 94 look-alikes for
 one, and learned a window from 23.
 """
@@ -51,6 +59,7 @@ HALVES = (
     "eighth",
     "ninth",
     "tenth",
+    "eleventh",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

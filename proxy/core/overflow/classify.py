@@ -60,6 +60,9 @@ Of Azure: https://github.com/microsoft/api-guidelines/blob/vNext/azure/Guideline
 _FIELD = "OpenAI, FastAPI"
 """The source of the rule about a member that is too long."""
 
+_FIGURES = "figures"
+"""The source of the meaning of figures that by themselves do not fit."""
+
 _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 """Meanings after which a smaller view may succeed."""
 
@@ -83,6 +86,7 @@ class _Reading:
     strong: bool = False
     rule: str = ""
     names_input: bool = False
+    names_window: bool = False
     names_media: bool = False
     guessed: bool = False
     about_output: bool = False
@@ -172,6 +176,7 @@ class Classifier:
         return replace(
             reading,
             names_input=row.mentions("input"),
+            names_window=row.mentions("window", "context"),
             names_media=names_media,
             about_output=about_output,
             stated=tuple(row.figures.values()),
@@ -252,7 +257,7 @@ def _claim_by_status(
     status: int, chosen: _Reading, parts: ErrorParts, in_members: StatedFigures, *, decisive: bool
 ) -> Overflow | None:
     """Return the claim of *chosen* if it counts with this *status*, else None; *decisive*: a code makes it."""
-    if not chosen.strong and _is_elsewhere(chosen, parts.member_at_fault):
+    if _is_elsewhere(chosen, parts.member_at_fault):
         return None
     if not decisive and not _fits(status, chosen):
         if status == 429:
@@ -323,6 +328,8 @@ def _defers_to_code(chosen: _Reading) -> bool:
 
 def _is_elsewhere(chosen: _Reading, member: str) -> bool:
     """True if the *member* at fault is not part of the conversation."""
+    if chosen.strong and (chosen.names_window or chosen.rule != _FIGURES):
+        return False
     if chosen.rule == _FIELD:
         return not _CONTENT.search(member)
     return chosen.means == "input" and bool(member) and not _CONTENT.search(member)
@@ -345,7 +352,7 @@ def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -
             means = "input_plus_output"
     elif figures.prompt < (figures.limit or 0):
         means = "input_plus_output"
-    return _Reading(means, figures, strong=True, rule="figures")
+    return _Reading(means, figures, strong=True, rule=_FIGURES)
 
 
 def _guess(row: Row) -> _Reading | None:
@@ -418,7 +425,8 @@ def _overflow(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Ov
     means = chosen.means
     assert means != "other"
     if means == "payload":
-        return Overflow(means, decisive=decisive, rule=chosen.rule, stated=chosen.stated, size=chosen.size)
+        claim = Overflow(means, decisive=decisive, rule=chosen.rule, names_media=chosen.names_media)
+        return replace(claim, stated=chosen.stated, size=chosen.size)
     if means == "output_cap":
         return Overflow(means, figures.cap, None, figures.output, rule=chosen.rule)
     limit, prompt, output = figures.limit, figures.prompt, figures.output

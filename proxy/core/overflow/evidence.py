@@ -7,8 +7,10 @@ count of the request, the output that it wants, and the window that it was made 
     a machine-readable code        always
     figures                        if they agree with our count; never if they cannot be about this request and a
                                    window is known
-    a sentence alone               unless the request is tiny for its window; unsure below half of the window
+    a sentence alone               unless the request is tiny; unsure below half of the window
     a sentence about an image      only if the window is nearly full
+
+A request is *tiny* by its share of a stated window, or of a prompt that the same route answered in the last minutes.
 
 Before that, the parts of an error that only repeat the request are removed (``EchoFilter``): a validation error may
 quote a whole conversation, and with it the error of an earlier request.
@@ -117,7 +119,8 @@ ALIKE_BESIDE_MEDIA = ALIKE / 2
 """The same share for an error that names an image or a file, whose own tokens may be near our count by chance."""
 
 TINY = 0.1
-"""Share of a window, stated by a person or the server, below which a sentence alone proves no overflow."""
+"""Share of a window stated by a person or the server, or of a prompt answered lately, below which a sentence alone
+proves no overflow."""
 
 LIKELY = 0.5
 """Share of the window from which an overflow is likely, so that its limit may be learned at once."""
@@ -139,6 +142,7 @@ class Prior:
 
     ``counted`` are the tokens of its input by our own count, converted to the provider's; ``output`` is the output
     figure. ``window`` is the one that it was made for; ``stated``: a person or the server states it, not a table.
+    ``served`` are the tokens of the largest prompt that its route answered lately.
     ``plain``: the request holds only text. ``body`` are its bytes: parts of an error that repeat them are no evidence.
     ``pending``: the request was not counted yet. It is counted only if there is a claim, so unlikely claims pass this
     check and are checked again.
@@ -151,6 +155,20 @@ class Prior:
     plain: bool = False
     body: bytes = b""
     pending: bool = False
+    served: int | None = None
+
+    @property
+    def is_tiny(self) -> bool:
+        """True if the request is tiny for its stated window, or beside a prompt that its route answered lately.
+
+        Such a prompt is a lower bound of the window, and may be one where no window is known at all.
+        """
+        if self.counted is None:
+            return False
+        largest = self.served or 0
+        if self.stated:
+            largest = max(largest, self.window or 0)
+        return self.counted < TINY * largest
 
     @property
     def pressure(self) -> float | None:
@@ -181,10 +199,12 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
         return claim
+    if prior.is_tiny:
+        return None
     # If no window is known, nothing else shows that the figures are about something else than this request.
     if prior.pressure is not None and contradicts(claim, prior):
         return None
-    return _by_pressure(claim, prior, prior.pressure)
+    return _by_pressure(claim, prior.pressure)
 
 
 def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:
@@ -230,15 +250,13 @@ def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
     return None
 
 
-def _by_pressure(claim: Overflow, prior: Prior, pressure: float | None) -> Overflow | None:
+def _by_pressure(claim: Overflow, pressure: float | None) -> Overflow | None:
     """Return *claim*, which neither a code nor a figure confirms, if the request is large enough for its window."""
     if pressure is None:
         if claim.names_media:
             return None
         return claim
     if claim.names_media and pressure < NEARLY_FULL:
-        return None
-    if prior.stated and pressure < TINY:
         return None
     if claim.names_media or pressure < LIKELY:
         return replace(claim, sure=False)
