@@ -6,6 +6,7 @@ would be wrong.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
@@ -22,7 +23,7 @@ from proxy.store.key_names import (
     key_name,
     record_name,
 )
-from proxy.store.operations import Add, Claim, Read, ReadFields, ScoreMember, SetField, TopMembers
+from proxy.store.operations import Add, Claim, Read, ReadFields, ScoreMember, SetField, TopMembers, sum_of
 from proxy.store.tables import LIFETIME, PAUSES, TableAccess
 
 MOST_NOTES, MOST_ROOTS, MOST_LISTED = 64, 16, 200
@@ -97,9 +98,7 @@ class ConversationTable:
             # Not repeated: an addition whose reply was lost may have been carried out.
             await self._access.run_or_raise(Add(name, tokens, LIFETIME))
         (value,) = await self._access.run_or_raise(Read([name]))
-        if value is None or not value.lstrip(b"-").isdigit():
-            return 0
-        return int(value)
+        return sum_of(value)
 
     async def save_state(self, tenant: bytes, conversation: str, value: bytes) -> None:
         """Save *value* as the conversation's state. Raises ``StoreUnavailable``."""
@@ -140,7 +139,7 @@ class ConversationTable:
 
         *extent* is ``now``, or the share of its room that it is compacted to.
         """
-        self._access.requested_until = max(self._access.requested_until, self._access.clock() + seconds)
+        self._access.requested_until = max(self._access.requested_until, time.monotonic() + seconds)
         name = key_name(root_hash, COMPACTION_REQUEST)
         sealed = self._access.sealer.seal(tenant, name, extent.encode())
         await self._access.run_or_raise(Claim(name, sealed, seconds), PAUSES)
@@ -162,7 +161,7 @@ def _sealed_to(name: str, field: str) -> str:
 
 
 def _key_name(root_hash: bytes, kind: Kind, scope: str | bytes, prefix_hash: bytes) -> str:
-    if isinstance(scope, str):
+    if isinstance(scope, str):  # the route of a record: all other scopes are digests
         return record_name(root_hash, scope, prefix_hash)
     if kind == "request":
         return key_name(root_hash, COMPACTION_REQUEST)

@@ -66,8 +66,8 @@ class Sealer:
     """
 
     def __init__(self, master: bytes, others: Sequence[bytes] = (), names: bytes | None = None) -> None:
-        self._own = _Ring(master)
-        self._rings = (self._own, *(_Ring(other) for other in others))
+        self._own = _MasterKey(master)
+        self._keys = (self._own, *(_MasterKey(other) for other in others))
         self.names = names or naming_secret(master)
         # Stored names depend on the purposes "chain", "item" and "names": they never change.
         self.prefix_key: Callable[[bytes], bytes] = lru_cache(_TENANTS)(partial(derive, self.names, b"chain"))
@@ -100,8 +100,8 @@ class Sealer:
         """Return the value sealed for this tenant under this name; None for anything else."""
         if value is None or len(value) < _HEAD + _NONCE + _TAG or value[0] not in _UNPACK:
             return None
-        for ring in self._rings:
-            packed = ring.open(tenant, key_name, value)
+        for key in self._keys:
+            packed = key.open(tenant, key_name, value)
             if packed is not None:
                 return _UNPACK[value[0]](packed)
         return None
@@ -112,10 +112,10 @@ class Sealer:
 
     def is_foreign(self, value: bytes) -> bool:
         """True if *value* states a key id that is none of ours."""
-        return value[:1] in (b"\1", b"\2") and all(value[1:2] != ring.key_id for ring in self._rings)
+        return value[:1] in (b"\1", b"\2") and all(value[1:2] != key.key_id for key in self._keys)
 
 
-class _Ring:
+class _MasterKey:
     """One master key, and the keys that are derived from it."""
 
     def __init__(self, master: bytes) -> None:

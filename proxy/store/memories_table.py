@@ -34,7 +34,7 @@ class MemoriesTable:
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=access.clock)
+        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER)
 
     async def read(self, tenant: bytes, project: str) -> StoredMemories:
         """Return the stored memories of *project*. Raises ``StoreUnavailable``."""

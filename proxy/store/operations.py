@@ -257,6 +257,13 @@ class Add(Operation[None], frozen=True):
         await _run_script(client, _ADD, self.key, self.amount, _milliseconds(self.seconds))
 
 
+def sum_of(value: bytes | None) -> int:
+    """Return the sum that ``Add`` has stored as *value*; 0 if it is missing or no number."""
+    if value is None or not value.lstrip(b"-").isdigit():
+        return 0
+    return int(value)
+
+
 class SetField(Operation[None], frozen=True):
     """Set *field* of the hash under *key*, which expires *seconds* from now at the earliest.
 

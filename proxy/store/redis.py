@@ -91,26 +91,18 @@ FAULTS: Final = (errors.RedisError, errors.RedisClusterException, OSError, Timeo
 class RedisBackend(SharedBackend):
     """The ``Backend`` behind a URL: one server, the master that a Sentinel names, or a cluster.
 
-    *spawn* starts a named background task; *clock* gives monotonic seconds, *dice* numbers in [0, 1).
+    *spawn* starts a named background task.
     Raises ``StoreMisconfigured`` for a URL that cannot be used; does not connect.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        spawn: Spawn,
-        clock: Callable[[], float] = time.monotonic,
-        dice: Callable[[], float] = random.random,
-    ) -> None:
-        super().__init__(clock)
+    def __init__(self, url: str, *, spawn: Spawn) -> None:
+        super().__init__(time.monotonic)
         self._sentinel: Sentinel | None = None
         try:
             self._client = self._build(url)
         except (ValueError, TypeError, errors.RedisError, errors.RedisClusterException) as error:
             raise StoreMisconfigured(f"store.url cannot be used: {_harmless(error)}.") from None
         self._spawn = spawn
-        self._dice = dice
         self._breakers: LRUCache[str, Breaker] = LRUCache(_NODES)
         # The pool raises an error if all of its connections are in use; operations wait for this semaphore instead.
         self._slots = asyncio.Semaphore(POOL)
@@ -210,7 +202,7 @@ class RedisBackend(SharedBackend):
     def _breaker_of(self, node: str) -> Breaker:
         breaker = self._breakers.get(node)
         if breaker is None:
-            breaker = self._breakers[node] = Breaker(self._clock, self._dice)
+            breaker = self._breakers[node] = Breaker(self._clock, random.random)
         return breaker
 
     def _node_of(self, key: str) -> str:

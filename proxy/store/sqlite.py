@@ -86,17 +86,10 @@ _WRITE_ERRORS: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, 
 class SqliteBackend(SharedBackend):
     """The ``Backend`` in the file of *directory*; opens it with ``open``.
 
-    *warn* takes events for the log, *clock* gives monotonic seconds, *dice* numbers in [0, 1).
+    *warn* takes events for the log, *clock* gives monotonic seconds.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        warn: Warn,
-        clock: Callable[[], float] = time.monotonic,
-        dice: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, directory: Path, *, warn: Warn, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         loop = asyncio.get_running_loop()
 
@@ -110,8 +103,8 @@ class SqliteBackend(SharedBackend):
         self._slow = Worker("store reader", self._file)
         self._reader: SqliteEntries | None = None
         self._readers = 0
-        self._breaker = Breaker(clock, dice)
-        self._in_place = Breaker(clock, dice, _IN_PLACE)
+        self._breaker = Breaker(clock, random.random)
+        self._in_place = Breaker(clock, random.random, _IN_PLACE)
         self._last_read = -math.inf
         self._data_version, self._looked_at = 0, -math.inf
         self._closing = False

@@ -1,8 +1,8 @@
 """The file of the embedded store: created, opened, replaced if it was deleted, and moved aside if it is damaged.
 
 Several processes may open one directory. Each locks ``store.lock`` while it opens the file, moves it aside or copies
-the log into it, so that none opens a file that another one is moving. The same file has the
-figures of ``WriteCounts``.
+the log into it, so that none opens a file that another one is moving. ``store.lock`` also has the figures of
+``WriteCounts``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ the process ends before, the next one finds it damaged and moves the rest.
 
 _BUSY_FOR: Final = 1.0
 """Seconds that SQLite waits for another connection's recovery."""
-
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 """https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html"""

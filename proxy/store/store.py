@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,10 +97,19 @@ class Store:
 
     ``records`` has compaction records and learned routes, ``summaries`` the summaries, ``conversations`` what owners
     can query, ``archive`` originals of items, ``memories`` those of projects. *url* is ``embedded``, ``memory`` or a
-    server's. *instead*: memory replaces the configured store, which cannot be used.
+    server's. *instead*: memory replaces the configured store, which cannot be used. *monitoring* is the task that
+    monitors the store.
     """
 
-    def __init__(self, url: str, access: TableAccess, warnings: ThrottledWarnings, *, instead: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        access: TableAccess,
+        warnings: ThrottledWarnings,
+        *,
+        instead: bool = False,
+        monitoring: asyncio.Task[None] | None = None,
+    ) -> None:
         self.records = RecordTable(access)
         self.summaries = SummaryTable(access)
         self.conversations = ConversationTable(access)
@@ -111,7 +119,7 @@ class Store:
         self._access = access
         self._warnings = warnings
         self._instead = instead
-        self._monitoring: asyncio.Task[None] | None = None
+        self._monitoring = monitoring
 
     def state(self) -> StoreState:
         """The state of the store right now."""
@@ -127,10 +135,6 @@ class Store:
             errors=self._warnings.snapshot(),
             hits=access.hits,
         )
-
-    def attach(self, monitoring: asyncio.Task[None]) -> None:
-        """Cancel the task *monitoring* when the store is closed."""
-        self._monitoring = monitoring
 
     async def close(self) -> None:
         """Close connections and files."""
@@ -349,16 +353,15 @@ async def _monitored(
     url: str, backend: RedisBackend | SqliteBackend, ring: Sequence[bytes], spawn: Spawn, warnings: ThrottledWarnings
 ) -> Store:
     """A store on *backend*, with the task that monitors it. Raises ``StoreUnsupported``, with *backend* closed."""
-    async with AsyncExitStack() as opened:
-        opened.push_async_callback(backend.close)
-        first, *others = ring or [new_master_key()]
-        access = TableAccess(backend, Sealer(first, others), spawn=spawn, warnings=warnings)
-        store = Store(url, access, warnings)
-        monitor = StoreMonitor(backend, access, warnings, ring)
+    first, *others = ring or [new_master_key()]
+    access = TableAccess(backend, Sealer(first, others), spawn=spawn, warnings=warnings)
+    monitor = StoreMonitor(backend, access, warnings, ring)
+    try:
         await monitor.start()
-        store.attach(spawn(monitor.run(), "store monitor"))
-        opened.pop_all()  # the store closes it from now on
-    return store
+    except BaseException:  # also after a cancellation: its connections and threads must end
+        await backend.close()
+        raise
+    return Store(url, access, warnings, monitoring=spawn(monitor.run(), "store monitor"))
 
 
 def redacted(url: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from proxy.store.key_names import FAILED_SUMMARY, LEASE, SUMMARY, key_name, spending_name, summary_pause_name
-from proxy.store.operations import Add, Claim, Extend, Read, Release
+from proxy.store.operations import Add, Claim, Extend, Read, Release, sum_of
 from proxy.store.tables import MAX_HASHES, TableAccess
 
 SLOT, SLOTS = 600.0, 6
@@ -86,7 +86,8 @@ class SummaryTable:
         if not values:
             return 0, 0, False
         pause, *counts = values
-        return _sum(counts[: len(slots)]), _sum(counts[len(slots) :]), pause is not None
+        sums = list(map(sum_of, counts))
+        return sum(sums[: len(slots)]), sum(sums[len(slots) :]), pause is not None
 
     def count(self, tenant: bytes, kind: str, tokens: int, now: float) -> None:
         """Add *tokens* that *tenant* sent (``in``) or that its summaries took (``out``), in the background."""
@@ -107,8 +108,3 @@ class SummaryTable:
 
     def _name(self, tenant: bytes) -> bytes:
         return self._access.sealer.digest(tenant, b"spending")
-
-
-def _sum(counts: Sequence[bytes | None]) -> int:
-    """The sum of *counts*; one that is missing or no number counts as zero."""
-    return sum(int(count) for count in counts if count is not None and count.lstrip(b"-").isdigit())

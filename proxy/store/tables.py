@@ -105,7 +105,6 @@ class TableAccess:
         *,
         spawn: Spawn,
         warnings: ThrottledWarnings,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backend = backend
         self.sealer = sealer
@@ -115,8 +114,7 @@ class TableAccess:
 
         self._spawn = spawn
         self._warnings = warnings
-        self.clock = clock
-        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER, timer=clock)
+        self._renewed: TTLCache[str, bool] = TTLCache(_RENEWED, _RENEW_AFTER)
         self._reported: tuple[bool, State, str] | None = None
         """What ``report_state`` saw last; None at first, since the start may have logged that the store is down."""
 
@@ -163,18 +161,21 @@ class TableAccess:
         pauses: Sequence[float] = (),
         on_failure: Callable[[], object] | None = None,
     ) -> None:
-        """Run *operation* as ``run`` does, as a task called *name*; after a failure, which is counted, *on_failure*."""
-        if on_failure is None:
-            self._spawn(self.run_or(None, operation, pauses), name)
-        else:
-            self._spawn(self._run_or_call(on_failure, operation, pauses), name)
+        """Run *operation* as ``run`` does, as a task called *name*.
 
-    async def _run_or_call(
-        self, on_failure: Callable[[], object], operation: Operation[Any], pauses: Sequence[float]
+        A failure is counted, and *on_failure* is called after it.
+        """
+        self._spawn(self._run_and_count(operation, pauses, on_failure), name)
+
+    async def _run_and_count(
+        self, operation: Operation[Any], pauses: Sequence[float], on_failure: Callable[[], object] | None
     ) -> None:
-        failed = object()
-        if await self.run_or(failed, operation, pauses) is failed:
-            on_failure()
+        try:
+            await self.run(operation, pauses)
+        except Unavailable as error:
+            self.count_failure(error)
+            if on_failure is not None:
+                on_failure()
 
     def log_other_version(self, records: str, version: int) -> None:
         """Log once for each *version* that *records* of another version of the proxy are neither read nor changed."""
@@ -304,10 +305,8 @@ class TableAccess:
 class RecordTable:
     """The engine's ``Records``: compaction records, operators' requests and learned routes."""
 
-    def __init__(self, access: TableAccess, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, access: TableAccess) -> None:
         self._access = access
-        self._backend = access.backend
-        self._clock = clock
         self._requests: LRUCache[str, tuple[float, bytes]] = LRUCache(_REQUESTS)
         """Operators' requests that were read, each with the second until which it is remembered."""
 
@@ -321,7 +320,7 @@ class RecordTable:
 
     def reachable(self) -> bool:
         """True if records can be read now."""
-        return self._access.ready and self._backend.breaker == "closed"
+        return self._access.ready and self._access.backend.breaker == "closed"
 
     def version(self) -> tuple[int, ...] | None:
         """A value that changes when another process or an operator may have stored something.
@@ -329,10 +328,10 @@ class RecordTable:
         It also changes every ten minutes, so that records in use are read, which renews them. None if it is not known
         without a request to the store.
         """
-        now = self._access.clock()
+        now, backend = time.monotonic(), self._access.backend
         version: tuple[int, ...] | None = ()
-        if self._backend.shared:
-            version = self._backend.version()
+        if backend.shared:
+            version = backend.version()
         if version is None or now < self._access.requested_until:
             return None
         return int(now // _RECHECKED), *version
@@ -348,7 +347,7 @@ class RecordTable:
         request = key_name(root_hash, COMPACTION_REQUEST)
         values = await self._access.run_or((), Read([*names, request]))
         if values and values[-1] is not None:
-            self._requests[request] = self._clock() + _REQUESTS_FOR, values[-1]
+            self._requests[request] = time.monotonic() + _REQUESTS_FOR, values[-1]
         return self._access.first_of(tenant, names, values)
 
     async def save(
@@ -366,7 +365,7 @@ class RecordTable:
             return ""
         name = key_name(root_hash, COMPACTION_REQUEST)
         until, value = self._requests.pop(name, _NO_REQUEST)
-        if until <= self._clock():
+        if until <= time.monotonic():
             return ""
         extent = self._access.sealer.open(tenant, name, value)
         if extent is None:

@@ -174,6 +174,7 @@ class TokenBudget:
 
     def input_budget(self, reserve: int) -> int:
         """Return the tokens of input beside an answer of *reserve*; below zero if the answer alone is too large."""
+        # ``input_limit`` without its call: this runs several times for each request.
         left = self.window - reserve
         if self.max_input is None:
             return left
@@ -245,7 +246,7 @@ def answer_reserve(requested: int | None, max_output: int | None, window: int) -
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
 
 
-def summary_output(window: int, least: int = 0) -> int:
+def summary_output(window: int, least: int) -> int:
     """Return the tokens of output in which a conversation can be summarised, however many were requested.
 
     They are at least *least*.
@@ -254,7 +255,10 @@ def summary_output(window: int, least: int = 0) -> int:
 
 
 def input_limit(window: int, reserve: int, max_input: int | None) -> int:
-    """Return the tokens of input that a *window* takes beside an answer of *reserve*, at most *max_input*."""
+    """Return the tokens of input that a *window* takes beside an answer of *reserve*, at most *max_input*.
+
+    The figure is below zero if the answer alone is too large.
+    """
     left = window - reserve
     if max_input is None:
         return left
