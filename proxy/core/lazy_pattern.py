@@ -1,9 +1,18 @@
-"""Regular expressions that are compiled at their first use: compiling all of them at start-up would take 40 ms."""
+"""Regular expressions that are compiled at their first use: compiling all of them at start-up would take 40 ms.
+
+``UNSPACED`` is a range of letters for such patterns.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, Final, cast
+
+UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
+
+https://www.unicode.org/charts/
+"""
 
 
 class _LazyPattern:

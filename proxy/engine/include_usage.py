@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from proxy.core.apis.json_steps import UNREADABLE
-from proxy.core.apis.sse import EventCutter
+from proxy.core.apis.sse import EventCutter, data_of
 
 _MEMBER: Final = b'"stream_options"'
 _REQUESTED: Final = b'"include_usage":true'
@@ -101,11 +101,11 @@ def _is_usage(event: bytes) -> bool:
     """True if *event* holds usage and no choices."""
     if b'"usage"' not in event or b'"choices"' not in event:
         return False
-    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
-    if len(lines) != 1:
-        return False
+    data = data_of(event)
+    if b"\n" in data:
+        return False  # several lines of data: no provider sends its usage like that
     try:
-        chunk = _CHUNK.decode(lines[0])
+        chunk = _CHUNK.decode(data)
     except UNREADABLE:
         return False
     return not chunk.choices and bytes(chunk.usage).startswith(b"{")

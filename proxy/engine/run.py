@@ -23,6 +23,7 @@ from proxy.core.decisions import (
     CountedView,
     FinalDecision,
     Forward,
+    KnownRoute,
     MeasuredRequest,
     Policy,
     Reject,
@@ -202,7 +203,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     tokens_before = view.expected_tokens + int((counts.fixed - budget.fixed + request.tokens_removed) * ratio)
     if edits.record:
         tokens_before = int((counts.total + request.tokens_removed) * ratio)
-    members = _base(view, envelope.model, envelope.session, {})
+    members = _base(request, view.known, envelope.model, envelope.session)
     if not members["conversation"] and view.layout is not None:
         members["conversation"] = base64.urlsafe_b64encode(measured.root_hash(view.layout)[:12]).decode()
     members["client_compaction"] = measured.client_compaction
@@ -248,23 +249,11 @@ def _by_region(view: CountedView) -> dict[str, int]:
 
 def report_of_local(measured: MeasuredRequest, **facts: Any) -> Report:
     """Return the report of an answer of our own to a *measured* request, with further *facts*."""
-    request, envelope = measured.request, measured.parsed.envelope
-    return Report(
-        request.request_id,
-        request.api,
-        request.path_model or envelope.model,
-        measured.known.route.upstream,
-        envelope.stream,
-        "compacted",
-        SERVED,
-        project=request.options.project,
-        task_size=request.options.task_size,
-        conversation=conversation_of(request, envelope.session),
-        agent=request.agent,
-        epoch=request.epoch,
-        client_compaction=measured.client_compaction,
-        **facts,
-    )
+    envelope = measured.parsed.envelope
+    members = _base(measured.request, measured.known, envelope.model, envelope.session)
+    # No source of the window: no model was called whose window it is.
+    members |= {"source": "", "client_compaction": measured.client_compaction, **facts}
+    return Report(**members, stream=envelope.stream, outcome="compacted", reason=SERVED)
 
 
 def conversation_of(request: Request, session: str) -> str:
@@ -279,9 +268,11 @@ def conversation_of(request: Request, session: str) -> str:
     return public_session_name(request.tenant, named)
 
 
-def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a report that do not depend on a token count."""
-    request, known = view.request, view.known
+def _base(request: Request, known: KnownRoute, model: str, session: str) -> dict[str, Any]:
+    """Return the members of a report that do not depend on a token count.
+
+    *model* and *session* are the names of the model and of the conversation in the body.
+    """
     return {
         "request_id": request.request_id,
         "api": request.api,
@@ -296,7 +287,6 @@ def _base(view: View, model: str, session: str, facts: dict[str, Any]) -> dict[s
         "epoch": request.epoch,
         "client_compaction": request.client_compaction,
         "fallback": request.fallback_model,
-        **facts,
     }
 
 
@@ -315,7 +305,8 @@ def _all_stages(request: Request, stages: tuple[str, ...]) -> tuple[str, ...]:
 
 def _uncounted(view: UncountedView, facts: dict[str, Any]) -> Report:
     request = view.request
-    members = _base(view, view.model, view.session, facts)
+    members = _base(request, view.known, view.model, view.session)
+    members |= facts
     if view.is_off:
         members["window"] = None
     if view.bound:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.core.apis.json_steps import UNREADABLE
-from proxy.core.apis.sse import EventCutter
+from proxy.core.apis.sse import EventCutter, data_of
 from proxy.core.errors import Overloaded, UpstreamUnreachable
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
@@ -125,8 +125,7 @@ class MessageWriter(ResponseWriter):
             self._write_event(event)
 
     def _write_event(self, event: bytes) -> None:
-        lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
-        data = b"\n".join(lines)
+        data = data_of(event).strip()
         if not data or data == b"[DONE]":
             return
         self._note(data)

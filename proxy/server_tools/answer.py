@@ -94,7 +94,7 @@ class ServerToolFailed(UllageError):
 
     code = "server_tool_failed"
 
-    def __init__(self, status: int, message: str = "") -> None:
+    def __init__(self, status: int, message: str) -> None:
         reason = "."
         if message:
             reason = f": {message}"

@@ -13,12 +13,6 @@ from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
 
 
-def data_of(event: bytes) -> bytes:
-    """Return the data of an event; empty if it has none, like a comment."""
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines)
-
-
 def value_of(data: bytes) -> dict[str, Any] | None:
     """Return the JSON object in an event's data; None if there is none."""
     try:

@@ -66,8 +66,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from proxy.core.apis.sse import EventCutter
-from proxy.server_tools.events import data_of, value_of
+from proxy.core.apis.sse import EventCutter, data_of
+from proxy.server_tools.events import value_of
 
 MOST_BUFFERED: Final = 2**25
 """Bytes of one generation that are buffered at most; a call of a tool is never near that."""

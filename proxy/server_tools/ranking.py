@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.core.lazy_pattern import UNSPACED
+
 MOST_QUERY_WORDS: Final = 48
 """Words of a query that are searched: each one costs a search over all texts."""
 
@@ -23,9 +25,6 @@ SHORTEST_STEM: Final = 3
 
 SATURATION, LENGTH_SHARE = 1.2, 0.75
 """The usual ``k1`` and ``b`` of BM25."""
-
-UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 
 _PART: Final = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
 _UNSPACED: Final = re.compile(rf"[{UNSPACED}]")

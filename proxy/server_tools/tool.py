@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from proxy.core.apis.envelope import TOOLS, Envelope
+from proxy.core.apis.envelope import TOOLS, Envelope, tool_choice, wants_plain_text
 from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import read_integer
 from proxy.core.apis.tool_declarations import FRAME, PARALLEL, reads_declarations
@@ -26,7 +26,8 @@ MOST_QUERY_CHARACTERS: Final = 1_000
 _NO_TOOLS: Final = re.compile(r"(null|\[\s*\])?")
 """The JSON of a member that holds no tool."""
 
-_AUTO: Final = (None, "auto")
+APIS: Final = ("chat", "messages", "responses")
+"""The APIs in which a server tool can be declared: all but Gemini's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,20 @@ class ServerTool(ABC):
         """Execute *calls*, each given by its arguments as JSON; return a function for each that writes its result."""
 
 
+def query_in(arguments: str) -> str:
+    """Return the query in a call's *arguments*; the arguments themselves if they are no JSON, as some models write.
+
+    It is empty if there is none.
+    """
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments[:MOST_QUERY_CHARACTERS]
+    if isinstance(value, dict):
+        value = value.get("query")
+    return str(value or "")[:MOST_QUERY_CHARACTERS]
+
+
 def is_declared(request: Request, name: str) -> bool:
     """True if the server tool called *name* was declared in *request*."""
     return any(tool == name for tool, _ in request.server_tools)
@@ -73,9 +88,7 @@ def is_declared(request: Request, name: str) -> bool:
 
 def declarations(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, str]:
     """Return a tool as an element of the tools array of each API, as JSON."""
-    return MappingProxyType(
-        {api: declaration(api, name, description, parameters) for api in ("chat", "messages", "responses")}
-    )
+    return MappingProxyType({api: declaration(api, name, description, parameters) for api in APIS})
 
 
 def declaration(api: str, name: str, description: str, parameters: Mapping[str, Any]) -> str:
@@ -98,15 +111,15 @@ def has_tools(envelope: Envelope) -> bool:
 def may_offer(api: str, envelope: Envelope, name: str) -> bool:
     """True if a server tool called *name* may be added to a request whose model is free to call a tool or none.
 
-    It may not if the answer has a form that a second generation would break, if the provider stores the history, if the
-    client has a tool of the same name, and in Gemini's API, for which there are no server tools.
+    It may not if the answer has a form that a second generation would break, if the provider stores the history, or if
+    the client has a tool of the same name.
     """
+    if api not in APIS or tool_choice(envelope) != "auto" or not wants_plain_text(envelope):
+        return False
     if envelope.stored or _NO_TOOLS.fullmatch(envelope.value_or_nothing("functions")) is None:
         return False
     tools = envelope.value_or_nothing("tools")
-    if has_tools(envelope) and (not tools.startswith("[") or _declares(tools, name)):
-        return False
-    return api in _IS_FREE and _IS_FREE[api](envelope)
+    return not has_tools(envelope) or (tools.startswith("[") and not _declares(tools, name))
 
 
 def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, tool: str) -> int:
@@ -122,46 +135,8 @@ def added_tokens(reader: Reader, api: str, envelope: Envelope, route: Route, too
     return tokens
 
 
-def _is_free_in_messages(envelope: Envelope) -> bool:
-    choice = envelope.member("tool_choice")
-    if choice is not None and _within(choice, "type") != "auto":
-        return False
-    if any(envelope.member(name) for name in ("output_format", "container")):
-        return False
-    return not _within(envelope.member("output_config"), "format")
-
-
-def _is_free_in_responses(envelope: Envelope) -> bool:
-    if envelope.member("tool_choice") not in _AUTO or envelope.member("background"):
-        return False
-    return not _has_form(_within(envelope.member("text"), "format"))
-
-
-def _is_free_in_chat(envelope: Envelope) -> bool:
-    if envelope.member("tool_choice") not in _AUTO or envelope.member("audio"):
-        return False
-    return envelope.member("n") in (None, 1) and not _has_form(envelope.member("response_format"))
-
-
-_IS_FREE: Final = MappingProxyType(
-    {"messages": _is_free_in_messages, "responses": _is_free_in_responses, "chat": _is_free_in_chat}
-)
-"""By API: true if the model may call a tool or none, and a second generation breaks no form of its answer."""
-
-
 def _declares(tools: str, name: str) -> bool:
     """True if a tool of the client's has the name, also if it is written with escapes."""
     if name in tools:
         return True
     return "\\u" in tools and name in json.dumps(json.loads(tools, parse_int=read_integer), ensure_ascii=False)
-
-
-def _has_form(form: Any) -> bool:
-    """True if an answer must have a form other than text, such as JSON."""
-    return form is not None and _within(form, "type") != "text"
-
-
-def _within(value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        return None
-    return value.get(name)

@@ -78,7 +78,7 @@ def note_for(
     *,
     reason: str = "",
     tokens_out: int = 0,
-    refused_for: int = 0,
+    refused_for: int,
 ) -> SummaryNote:
     """Return the note that a summary is in *state*; a failed one is tried again after *refused_for* seconds."""
     prefix, retry_at = request.prefix, 0

@@ -15,7 +15,7 @@ from string import Template
 from typing import Final
 
 from proxy.core.conversation import Count, ItemText, Role
-from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
 
 WORDS_PER_TOKEN: Final = 0.5
 """Words that the prompt allows per token of the cap: identifiers take several tokens each, and models overshoot."""
@@ -59,7 +59,7 @@ _BRACKETED = lazy_pattern(r"\[(/?INST)\]|<<(/?SYS)>>")
 _SPEAKERS: Final = {"user": "user", "assistant": "assistant", "tool": "tool result"}
 _BREAK = lazy_pattern(r"\s+")
 _LETTERS = lazy_pattern(r"[^\W\d_]+")
-_WITHOUT_SPACES = lazy_pattern(r"[\u0e00-\u0eff\u2e80-\u9fff]")
+_WITHOUT_SPACES = lazy_pattern(f"[{UNSPACED}]")
 
 NEAR_CUT: Final = 120
 """Characters around a cut within which it may be moved to the end of a word."""
@@ -120,8 +120,10 @@ def _words_per_token(entries: Sequence[ItemText], count: Count) -> float:
     """
     sample = ""
     for entry in reversed(entries):
-        if entry.role in ("user", "assistant") and len(sample) < SAMPLE:
+        if entry.role in ("user", "assistant"):
             sample += f"{entry.text[:SAMPLE]}\n"
+        if len(sample) >= SAMPLE:
+            break
     letters = sum(map(str.isalpha, sample))
     foreign = sum(letter.isalpha() and not letter.isascii() for letter in sample)
     if foreign <= FOREIGN * letters or len(_WITHOUT_SPACES.findall(sample)) * 3 > letters:

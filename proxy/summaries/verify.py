@@ -67,6 +67,8 @@ _CAPITALISED = lazy_pattern(
 # A function: its name before a bracket.
 _CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
 _DIGIT = lazy_pattern(r"\d")
+# Chinese, Japanese and their punctuation, and Korean: it has spaces, but its particles follow a name without one. So
+# the range differs from ``UNSPACED``, by which words are counted.
 _WIDE_RANGE = r"\u2e80-\u9fff\uac00-\ud7af"
 _URL = lazy_pattern(rf"https?://[^\s\"'`<>)\]“”„«»（），。：；！？،؛؟{_WIDE_RANGE}]+")
 # Scripts without blanks: "在src/a.py中". A wide character at a sign belongs to the name, as in "报告/a.py".

@@ -6,21 +6,8 @@ import json
 
 import pytest
 
-from proxy.server_tools.events import data_of, dumped, value_of, written
-
-
-@pytest.mark.parametrize(
-    ("event", "data"),
-    [
-        (b"event: x\ndata: {}\n\n", b"{}"),
-        (b"data:{}\r\n\r\n", b"{}"),
-        (b"data: a\ndata: b\n\n", b"a\nb"),
-        (b": comment\n\n", b""),
-    ],
-)
-def test_the_data_of_an_event_is_found(event: bytes, data: bytes) -> None:
-    """Data lines are joined; what is no data is not."""
-    assert data_of(event) == data
+from proxy.core.apis.sse import data_of
+from proxy.server_tools.events import dumped, value_of, written
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.apis.envelope import read_envelope
 from proxy.features.recall.tool import NAME
-from proxy.server_tools.tool import may_offer
+from proxy.server_tools.tool import may_offer, query_in
 from tests.support.api_formats import tools_of
 from tests.support.sample_conversations import AGENT_TOOLS
 from tests.support.server_tool_fixtures import APIS
@@ -93,3 +93,12 @@ def test_it_never_shadows_a_tool_of_the_client(api: str, escaped: bool) -> None:
     text = json.dumps({"model": "m", "tools": tools_of(own, api)})
     text = text.replace("ullage_", "ullage\\u005f") if escaped else text
     assert not may_offer(api, read_envelope(text, ()), NAME)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query"),
+    [('{"query":"a b"}', "a b"), ("", ""), ("[", "["), ('"a"', "a"), ('{"query":null}', ""), ('{"query":7}', "7")],
+)
+def test_any_arguments_are_a_query(arguments: str, query: str) -> None:
+    """A model that writes words where JSON was wanted is answered, too."""
+    assert query_in(arguments) == query

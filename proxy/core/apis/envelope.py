@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.apis.json_scan import ESCAPED_LETTER, Field, members, reject_duplicates
-from proxy.core.apis.json_steps import read_fraction, read_integer
+from proxy.core.apis.json_steps import objects, read_fraction, read_integer
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import session_in_body
 from proxy.core.tokens.budget import rounded_down
@@ -280,6 +280,25 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
     return "id" in item and item.keys() <= {"id", "type"}
 
 
+def wants_plain_text(envelope: Envelope) -> bool:
+    """Return True if one plain text can be the whole answer: one choice, no response format, audio or later result."""
+    if envelope.member("n") not in (None, 1):
+        return False
+    if any(envelope.member(name) for name in ("audio", "background", "container")):
+        return False
+    formats = [envelope.member(name) for name in ("response_format", "output_format")]
+    formats += [_inner(envelope.member(name), "format") for name in ("text", "output_config")]
+    return all(form is None or _inner(form, "type") == "text" for form in formats)
+
+
+def tool_choice(envelope: Envelope) -> str:
+    """Return how the model chooses tools: ``auto``, also by default, ``none``, or a type that requires a call."""
+    choice = envelope.member("tool_choice")
+    if choice is None:
+        return "auto"
+    return str(_inner(choice, "type") or choice)
+
+
 def splice(envelope: Envelope, at: int, items: bytes, edits: Mapping[str, str]) -> bytes:
     """Return the body of *envelope* with *items* inserted at character *at* and the members of *edits* replaced.
 
@@ -347,6 +366,13 @@ def _with_budget(value: Any, path: tuple[str, ...], budget: int) -> Any:
     return {**value, path[0]: _with_budget(value[path[0]], path[1:], budget)}
 
 
+def _inner(value: Any, key: str) -> Any:
+    """Return the member *key* of a decoded object; None if *value* is no object or has none."""
+    if not isinstance(value, dict):
+        return None
+    return value.get(key)
+
+
 def _value(text: str, fields: Mapping[str, Field], key: str) -> Any:
     """Return the decoded member *key*; None if there is none."""
     field = fields.get(key)
@@ -359,17 +385,23 @@ def _compacts_from(truncation: Any, management: Any) -> int | None:
     """Return the number of tokens from which the provider shortens the conversation; None if it does not.
 
     It does if *truncation* is ``auto`` (https://platform.openai.com/docs/api-reference/responses/create), or if
-    *management* holds edits: a list at OpenAI, an object with the list under ``edits`` at Anthropic.
+    *management* has an edit that shortens it.
     """
     if truncation == "auto":
         return 0
-    edits = management
-    if isinstance(management, dict):
-        edits = management.get("edits")
-    if not isinstance(edits, list):
-        return None
-    triggers = [_trigger(edit) for edit in edits if isinstance(edit, dict)]
+    triggers = [_trigger(edit) for edit in context_edits(management)]
     return min((tokens for tokens in triggers if tokens is not None), default=None)
+
+
+def context_edits(management: Any) -> Sequence[dict[str, Any]]:
+    """Return the edits in a decoded ``context_management``.
+
+    OpenAI has a list (https://platform.openai.com/docs/api-reference/responses/create), Anthropic an object with the
+    list under ``edits`` (https://platform.claude.com/docs/en/build-with-claude/context-editing).
+    """
+    if isinstance(management, dict):
+        management = management.get("edits")
+    return objects(management)
 
 
 def _trigger(edit: dict[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""Server-sent events: cuts a stream of bytes into events, and recognises the end of a stream.
+"""Server-sent events: cuts a stream of bytes into events, reads their data, and recognises the end of a stream.
 
 Theory of operation
 ===================
@@ -9,7 +9,7 @@ of them, or the second half of a line end.
 
 ``EventCutter`` returns complete events, byte for byte, each with the blank line that ends it. Joined, its events and
 its pending bytes are exactly the bytes it was fed, so that a stream passes through it unchanged. It never reads an
-event: the meaning of ``data`` belongs to the modules of the APIs.
+event: the meaning of its data (``data_of``) belongs to the modules of the APIs.
 
       state     chunk completes            returns                     next
       empty     no event                   nothing                     pending
@@ -86,6 +86,12 @@ class EventCutter:
         pending = bytes(self._pending)
         self._pending.clear()
         return pending
+
+
+def data_of(event: bytes) -> bytes:
+    """Return the data of a whole event; empty if it has none, like a comment."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
 
 
 def _cut(data: bytes | bytearray, start: int) -> tuple[list[bytes], int]:

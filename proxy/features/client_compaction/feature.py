@@ -160,8 +160,13 @@ class ClientCompaction(Feature):
         model = request.path_model or envelope.model
         body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
         overhead = engine.run.overhead_so_far()
-        report = report_of_local(measured, tokens_before=compaction.input_tokens, overhead_seconds=overhead)
-        report = report.with_(window=measured.known.window or ASSUMED_WINDOW, summary_tokens=summary.tokens_spent)
+        report = report_of_local(
+            measured,
+            window=measured.known.window or ASSUMED_WINDOW,
+            tokens_before=compaction.input_tokens,
+            summary_tokens=summary.tokens_spent,
+            overhead_seconds=overhead,
+        )
         return Answer(report, LocalReply(body, content_type))
 
 

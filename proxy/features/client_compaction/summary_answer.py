@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.envelope import Envelope, tool_choice, wants_plain_text
 from proxy.core.client_compaction import without_prompt
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.stages import BLOCK_FRAME
@@ -146,25 +146,12 @@ def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
 
 
 def _wants_text(envelope: Envelope) -> bool:
-    """True if the request asks for one plain text: one choice, no response format, no required tool call."""
-    if envelope.member("n") not in (None, 1) or envelope.member("logprobs"):
+    """True if the request wants one plain text, requires no tool call and does not read the text's probabilities."""
+    if envelope.member("logprobs") or not wants_plain_text(envelope):
         return False
-    formats = [envelope.member(name) for name in ("response_format", "output_format")]
-    formats += [_format(envelope.member(name)) for name in ("text", "output_config")]
-    if any(isinstance(value, dict) and value.get("type", "text") != "text" for value in formats):
-        return False
-    choice = envelope.member("tool_choice")
-    if isinstance(choice, dict):
-        choice = choice.get("type")
-    return choice in (None, "auto", "none")
+    return tool_choice(envelope) in ("auto", "none")
 
 
 def _wants_usage(envelope: Envelope) -> bool:
     options = envelope.member("stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
-
-
-def _format(member: object) -> object:
-    if not isinstance(member, dict):
-        return None
-    return member.get("format")

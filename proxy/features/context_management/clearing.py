@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.core.apis.envelope import PROVIDER_EDITS
+from proxy.core.apis.envelope import PROVIDER_EDITS, context_edits
 from proxy.core.apis.json_edit import Path, with_replaced_values
 from proxy.core.apis.json_steps import objects
 from proxy.core.conversation import Item
@@ -62,11 +62,9 @@ class ContextEdits:
 
 def read_edits(management: Any) -> ContextEdits:
     """Return the edits in a decoded ``context_management``, without those that cannot be read or applied."""
-    if not isinstance(management, dict):
-        return ContextEdits()
     clearing: list[ClearToolUses] = []
     compact_from: list[int] = []
-    for edit in objects(management.get("edits")):
+    for edit in context_edits(management):
         kind = str(edit.get("type"))
         if kind.startswith(CLEARING):
             clearing.append(_clearing(edit))

@@ -12,7 +12,7 @@ from proxy.core.compaction.truncate import clip, shrink_tools
 from proxy.core.conversation import Count
 from proxy.core.decisions import CountedView
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ServerTool, ToolResult, WriteResult, declaration
+from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult, declaration, query_in
 
 NAME: Final = "ullage_tools"
 """The tool's name. A client that declares a tool of this name gets none of its tools deferred."""
@@ -118,18 +118,7 @@ class ToolSearch(ServerTool):
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Return a function for each of *calls* that writes its result."""
         tools = [read_tool(text) for text in dict(view.request.server_tools)[NAME]]
-        return [partial(search_tools, _query(arguments), tools) for arguments in calls]
-
-
-def _query(arguments: str) -> str:
-    """Return the query in a call's *arguments*; the arguments as they are if they are no JSON object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments[:MOST_QUERY_CHARACTERS]
-    if isinstance(value, dict):
-        value = value.get("query")
-    return str(value or "")[:MOST_QUERY_CHARACTERS]
+        return [partial(search_tools, query_in(arguments), tools) for arguments in calls]
 
 
 def search_tools(query: str, tools: Sequence[Tool], tokens: int, count: Count) -> ToolResult:

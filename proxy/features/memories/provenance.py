@@ -18,8 +18,8 @@ from msgspec import structs
 
 from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView
+from proxy.core.lazy_pattern import UNSPACED
 from proxy.features.memories.block import END
-from proxy.server_tools.ranking import UNSPACED
 
 Speaker = Literal["user", "tool", "model"]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from proxy.core.lazy_pattern import UNSPACED
 from proxy.features.memories.memory import DAY_SECONDS, Memory
-from proxy.server_tools.ranking import UNSPACED
 
 MOST_MEMORIES: Final = 6
 MOST_WORKING: Final = 5

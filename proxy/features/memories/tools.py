@@ -16,13 +16,13 @@ from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
 from proxy.core.request import Request
 from proxy.features.memories.block import date_of, one_line
 from proxy.features.memories.book import MemoryBook, NewMemory
-from proxy.features.memories.memory import Class, Memory
+from proxy.features.memories.memory import WORKING_DAYS, Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
 from proxy.features.memories.selection import first_of_each
 from proxy.features.opening import EarlierItem, ReadEarlier
 from proxy.offload import offload
 from proxy.server_tools.ranking import ranked
-from proxy.server_tools.tool import MOST_QUERY_CHARACTERS, ServerTool, ToolResult, WriteResult, declarations
+from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult, declarations, query_in
 
 SAVE: Final = "memory_save"
 SEARCH: Final = "memory_search"
@@ -64,7 +64,7 @@ DECLARATIONS: Final = {
 """The tools as elements of the tools array of each API, as JSON."""
 
 SAVED: Final = "Saved."
-SAVED_FOR_DAYS: Final = "Saved for 14 days, since the user did not say it."
+SAVED_FOR_DAYS: Final = f"Saved for {WORKING_DAYS} days, since the user did not say it."
 FROM_A_TOOL: Final = "Not saved: a tool's result says this, and only what the user said may be kept."
 UNREADABLE: Final = "Not saved: give a type (project, user or decision), a title and a content."
 AWAY: Final = "Memories cannot be read or written now. Go on without them."
@@ -134,7 +134,7 @@ class MemorySearch(ServerTool):
 
     async def _search(self, request: Request, arguments: str, root_hash: bytes) -> str:
         """Return the result of a call in the conversation called *root_hash*."""
-        tenant, project, query = request.tenant, request.options.project, _query(arguments)
+        tenant, project, query = request.tenant, request.options.project, query_in(arguments)
         try:
             memories = await self._book.search(tenant, project, query)
             earlier: list[EarlierItem] = []
@@ -169,16 +169,3 @@ def _line(memory: Memory) -> str:
 
 def _result(text: str, tokens: int, count: Count) -> ToolResult:
     return ToolResult(clip(text, tokens, count))
-
-
-def _query(arguments: str) -> str:
-    """Return the query in a call's *arguments*; empty if there is none."""
-    try:
-        value = msgspec.json.decode(arguments or "{}")
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return ""
-    if isinstance(value, dict):
-        value = value.get("query")
-    if not isinstance(value, str):
-        return ""
-    return value[:MOST_QUERY_CHARACTERS]

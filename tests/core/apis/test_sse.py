@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.apis.sse import EventCutter, StreamEnd
+from proxy.core.apis.sse import EventCutter, StreamEnd, data_of
 from tests.support.linear_time import is_linear
 
 ENDS = ("\n\n", "\r\n\r\n", "\r\r")
@@ -74,3 +74,17 @@ def test_the_last_event_of_every_api_is_seen_however_it_is_cut(size):
     assert [done(data, size) for data in DONE] == [True] * len(DONE)
     assert [done(b": long before\n\n" * 100 + data, size) for data in DONE] == [True] * len(DONE)
     assert [done(data, size) for data in OPEN] == [False] * len(OPEN)
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"event: x\ndata: {}\n\n", b"{}"),
+        (b"data:{}\r\n\r\n", b"{}"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b": comment\n\n", b""),
+    ],
+)
+def test_the_data_of_an_event_is_found(event: bytes, data: bytes) -> None:
+    """Data lines are joined; what is no data is not."""
+    assert data_of(event) == data

@@ -15,7 +15,6 @@ from proxy.features.deferred_tools.search import (
     NO_ROOM,
     NOTHING,
     Tool,
-    _query,
     read_tool,
     search_tool,
     search_tools,
@@ -86,15 +85,6 @@ def test_tools_of_every_shape_are_read(text: str, name: str) -> None:
     assert read_tool(text).name == name
     assert read_tool(text).json == text
     assert search_tools(name, [read_tool(text)], 500, count_tokens).text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "query"),
-    [('{"query":"a b"}', "a b"), ("", ""), ("[", "["), ('"a"', "a"), ('{"query":null}', ""), ('{"query":7}', "7")],
-)
-def test_any_arguments_are_a_query(arguments: str, query: str) -> None:
-    """A model that writes words where JSON was wanted is answered, too."""
-    assert _query(arguments) == query
 
 
 def test_the_declaration_lists_names_within_its_tokens() -> None:
