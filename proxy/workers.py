@@ -87,7 +87,6 @@ LogEvent = Callable[..., None]
 WorkerMain = Callable[[Any, Worker], Awaitable[int]]
 OnExit = Callable[[int], None]
 
-
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process."""
 

@@ -262,7 +262,7 @@ def _unknown_keys(params: Mapping[str, Any], converted: Iterable[str], facts: Ma
     return sorted(unknown)
 
 
-def _provider_and_model(model: str, provider: str = "") -> tuple[str, str]:
+def _provider_and_model(model: str, provider: str) -> tuple[str, str]:
     """Return provider and name of a LiteLLM *model*, such as ``anthropic/claude-sonnet-4``.
 
     LiteLLM knows the provider of a well-known name without a prefix: https://docs.litellm.ai/docs/providers. A

@@ -287,7 +287,6 @@ def _forbid_cuts(cuts: list[int], result: Item, open_calls: dict[str, int]) -> N
 HASH_BYTES = 16
 """Bytes of a prefix hash: 128 bits of HMAC-SHA256 (https://www.rfc-editor.org/rfc/rfc2104#section-5)."""
 
-
 _BLOCK = 64
 """Bytes of a block of SHA-256."""
 

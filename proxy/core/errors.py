@@ -229,7 +229,6 @@ ANTHROPIC_KINDS = {
 """Anthropic's error types by status; OpenAI's names for the others are the same.
 https://platform.claude.com/docs/en/api/errors"""
 
-
 GOOGLE_STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",

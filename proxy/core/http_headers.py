@@ -16,7 +16,6 @@ from typing import Any, Final
 HeadersOf = Callable[[str], Mapping[str, str]]
 """Takes the name that a client uses for a model; returns the headers configured for it."""
 
-
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 """An empty mapping that every caller may share."""
 

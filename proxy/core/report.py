@@ -16,7 +16,6 @@ import msgspec
 
 Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
 
-
 ADDED_STAGES: Final = frozenset({"memories", "recall"})
 """Stages that only add to a request: with no other it is not smaller, and not ``compacted``."""
 
@@ -155,7 +154,6 @@ FILL_BUCKETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 DURATION: Final = "duration"
 """The one row that is no part of a report: the seconds are known only when the answer has gone."""
-
 
 NO_LABELS: Final[tuple[str, ...]] = ()
 """The values of a metric's own labels if it has none."""

@@ -129,7 +129,6 @@ _LONGEST_NAME: Final = 256
 _SESSION: Final = re.compile(r"session[_-]([0-9A-Za-z-]{8,})")
 """A session at the end of Claude Code's ``user_id``."""
 
-
 AGENT_HEADER: Final = "user-agent"
 
 AGENTS: Final[Mapping[str, str]] = {

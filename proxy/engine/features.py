@@ -154,7 +154,7 @@ class Features:
     which ``answered`` was called lately, by route, root hash and state: nearly full or not, since which compaction.
     """
 
-    def __init__(self, features: Sequence[Feature] = ()) -> None:
+    def __init__(self, features: Sequence[Feature]) -> None:
         self.preparing = _overriding(features, "prepare")
         self.answering = _overriding(features, "answer")
         self.answering_planned = _overriding(features, "answer_planned")

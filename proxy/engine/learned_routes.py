@@ -157,7 +157,7 @@ def sent_prompt(view: View) -> SentPrompt | None:
 
 
 def _uncounted_prompt(view: UncountedView) -> SentPrompt:
-    """Usage feedback for a request sent without a token count (context window unknown)."""
+    """Return the facts of a request that was sent without a token count, because its window is unknown."""
     body, tenant = view.request.body, view.request.tenant
     is_text = not MEDIA.search(body)
     return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
@@ -219,7 +219,7 @@ class LearnedRoutes:
         return cached
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
-        """The window that holds for *route*, in the provider's tokens; None if it is unknown."""
+        """Return the window that is in force for *route*, in the provider's tokens; None if it is unknown."""
         if learned.learned_window is NOTHING_LEARNED:
             return route.window
         return window_now(route, learned.learned_window, self._wall())
@@ -229,9 +229,8 @@ class LearnedRoutes:
 
         ``stated_window`` is set only for a learned window, if an error stated it.
         """
-        learned, window = cached.learned, route.window
-        if learned.learned_window is not NOTHING_LEARNED:
-            window = window_now(route, learned.learned_window, self._wall())
+        learned = cached.learned
+        window = self.window(route, learned)
         source: str = route.source
         if window != route.window:
             source = "learned"
@@ -301,7 +300,7 @@ class LearnedRoutes:
         cached = self.get_cached(route, tenant)
         learned = cached.learned
         if sent.is_text and is_truncated(learned.calibration, counted, reported):
-            self._was_cut(sent, learned, reported)
+            self._learn_silent_cut(sent, learned, reported)
             return True
         credible = reported * is_credible(counted, reported, plain=sent.is_text)  # 0 if it cannot be true
         if sent.is_counted and not credible:
@@ -348,7 +347,7 @@ class LearnedRoutes:
             for (name, figure, how), at in sorted(rows.items())
         ]
 
-    def _was_cut(self, sent: SentPrompt, learned: LearnedRoute, reported: int) -> None:
+    def _learn_silent_cut(self, sent: SentPrompt, learned: LearnedRoute, reported: int) -> None:
         """Learn from a prompt that the provider silently cut to *reported* tokens; warn once for each route."""
         route = sent.route
         taught = learned_window.with_silent_cut(learned.learned_window, reported, self._wall())

@@ -25,7 +25,6 @@ from proxy.core.compaction.view import OriginalItems, same_block, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import history_in_view, is_left_to_provider, provider_compacts
-from proxy.core.request import Request
 from proxy.core.tokens.budget import Marks, TokenBudget
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
@@ -128,7 +127,7 @@ class CompactionRecords:
         count = len(measured.prefix_hashes)
         if not count:
             return None
-        number = self._count_cached  # taken before the first await: other requests cache records meanwhile
+        cached_before = self._count_cached  # read before the first await: other requests cache records meanwhile
         recent = layout.boundaries[-MOST_BOUNDARIES:]
         boundaries = [count, *recent[: bisect_left(recent, count)][::-1]]
         unread, cached, last_look = self._newest_cached(measured, layout, boundaries)
@@ -139,15 +138,14 @@ class CompactionRecords:
             name, last_look = measured.known.route.name, None
             unread = [(name, measured.prefix_hashes[boundary - 1]) for boundary in boundaries]
         version = self._records.version()
-        if last_look is not None and version is not None and last_look.version == version:
-            # No other process has written since, so the store has no record that was not read or written here.
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version, number, layout.systems)
-            return cached
-        stored = await self._stored(measured, layout, unread, boundaries)
-        if stored is not None:
-            return stored
-        if self._records.reachable():
-            self._looked_up[unread[0]] = StoreLook(cached is not None, version, number, layout.systems)
+        # If no other process has written since the last look, the store has only records that were cached here.
+        if last_look is None or version is None or last_look.version != version:
+            stored = await self._stored(measured, layout, unread, boundaries)
+            if stored is not None:
+                return stored
+            if not self._records.reachable():
+                return cached
+        self._looked_up[unread[0]] = StoreLook(cached is not None, version, cached_before, layout.systems)
         return cached
 
     async def _stored(
@@ -264,14 +262,15 @@ class CompactionRecords:
         last: Compaction | None = None
         if before is not None:
             last = before.compaction
-        passage = self._passage(measured, need.lookup.layout, compaction.cut, last)
-        if passage is None:
+        request = self._summary_request(measured, need.lookup.layout, compaction.cut, last)
+        if request is None:
             return None
         if self._waits_for_summary(measured, target):
-            summary = await self._summaries.write(replace(passage, requested=target.wait_for_summary))
+            summary = await self._summaries.write(replace(request, requested=target.wait_for_summary))
         else:
-            summary = await self._summaries.ready(passage)
-        most = min(compaction.text_tokens // 2, passage.cap + passage.cap // 4)
+            summary = await self._summaries.ready(request)
+        # The writer kept to the cap by the vocabulary of its own model, by which this count may be higher.
+        most = min(compaction.text_tokens // 2, request.cap + request.cap // 4)
         if summary is None or measured.count(summary.text) > most:
             return None
         return summary
@@ -287,10 +286,10 @@ class CompactionRecords:
         if self._summaries is None or not self._records.reachable():
             return None
         layout = await offload(measured.size, measured.lay_out)
-        passage = self._passage(measured, layout, layout.count, None)
-        if passage is None:
+        summary_request = self._summary_request(measured, layout, layout.count, None)
+        if summary_request is None:
             return None
-        summary = await self._summaries.ready(passage)
+        summary = await self._summaries.ready(summary_request)
         if summary is None:
             return None
         return summary, measured.original(layout)
@@ -313,12 +312,11 @@ class CompactionRecords:
         if not view.layout.count or not measured.prefix_hashes or measured.parsed.envelope.has_unseen_input:
             return
         if not provider_compacts(measured):
-            self._look_ahead(view.request, view, view.layout)
+            self._look_ahead(summaries, view, view.layout)
 
-    def _look_ahead(self, request: Request, view: CountedView, layout: Layout) -> None:
+    def _look_ahead(self, summaries: Summaries, view: CountedView, layout: Layout) -> None:
         """Prepare the summary of the next compaction, if the view is above the soft level."""
-        measured, summaries = view.measured, self._summaries
-        assert summaries is not None
+        measured, request = view.measured, view.request
         budget, marks = measured.budget, self._policy.rules.marks
         last: Compaction | None = None
         if view.edits.record is not None:
@@ -331,15 +329,16 @@ class CompactionRecords:
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
         if measured.size < LARGE_LOOK:
-            self._prepare(measured, layout, last, weight, self._next_compaction(measured, layout, last))
+            upcoming = self._next_compaction(measured, layout, last)
+            self._prepare(summaries, measured, layout, last, weight, upcoming)
         else:
-            self._spawn(self._prepare_large(measured, layout, last, weight), "look ahead")
+            self._spawn(self._prepare_large(summaries, measured, layout, last, weight), "look ahead")
 
     async def _prepare_large(
-        self, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int
+        self, summaries: Summaries, measured: MeasuredRequest, layout: Layout, last: Compaction | None, weight: int
     ) -> None:
         upcoming = await offload(measured.size, self._next_compaction, measured, layout, last)
-        self._prepare(measured, layout, last, weight, upcoming)
+        self._prepare(summaries, measured, layout, last, weight, upcoming)
 
     def _next_compaction(self, measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> Compaction | None:
         """Return the compaction that would follow *last* if one were due now."""
@@ -348,6 +347,7 @@ class CompactionRecords:
 
     def _prepare(
         self,
+        summaries: Summaries,
         measured: MeasuredRequest,
         layout: Layout,
         last: Compaction | None,
@@ -355,9 +355,7 @@ class CompactionRecords:
         upcoming: Compaction | None,
     ) -> None:
         """Prepare the summary of what *upcoming*, the next compaction, would fold, if it would fold anything."""
-        budget, summaries = measured.budget, self._summaries
-        assert summaries is not None
-        folded = 0
+        budget, folded = measured.budget, 0
         if last is not None:
             folded = last.cut
         if upcoming is None or not upcoming.text_tokens or upcoming.cut <= folded:
@@ -366,11 +364,11 @@ class CompactionRecords:
             growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
             self._need_no_summary[measured.known.route.name, _hash_at(measured, layout, last)] = weight + growth
             return
-        passage = self._passage(measured, layout, upcoming.cut, last)
-        if passage is not None:
-            summaries.prepare(passage)
+        summary_request = self._summary_request(measured, layout, upcoming.cut, last)
+        if summary_request is not None:
+            summaries.prepare(summary_request)
 
-    def _passage(
+    def _summary_request(
         self, measured: MeasuredRequest, layout: Layout, cut: int, last: Compaction | None
     ) -> SummaryRequest | None:
         record: CompactionRecord | None = None

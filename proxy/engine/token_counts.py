@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal
 
 from msgspec import structs
@@ -23,9 +22,6 @@ CountedBy = Literal["auto", "relay", "own"]
 """The source of the count. ``auto``: the upstream if it has such a route, else our own; ``relay``: always the upstream;
 ``own``: always our own."""
 
-ALL_AUTO: Final[Mapping[str, CountedBy]] = MappingProxyType({})
-"""``auto`` for every upstream."""
-
 NO_ROUTE: Final = frozenset({404, 405, 501})
 """Statuses of upstreams that have no such route: https://docs.anthropic.com/en/api/messages-count-tokens is Anthropic's
 own, and few other servers have it."""
@@ -39,7 +35,7 @@ class TokenCounts:
         measurer: Measurer,
         learned: LearnedRoutes,
         calls: UpstreamCalls,
-        counted_by: Mapping[str, CountedBy] = ALL_AUTO,
+        counted_by: Mapping[str, CountedBy],
     ) -> None:
         self._measurer = measurer
         self._learned = learned

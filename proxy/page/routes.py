@@ -109,12 +109,12 @@ class PageRoutes:
         if request.method not in ("GET", "HEAD"):
             raise NotFound("There is no such route: the page is read with GET.")
         if name in self._files:
-            _write(out, 200, *self._files[name])
+            _write(out, *self._files[name])
             return
         headers = read_headers(request.raw_headers)
         if name == "session":
             access = {"access": self._sessions.access(request, headers)}
-            _write(out, 200, msgspec.json.encode(access), "application/json")
+            _write(out, msgspec.json.encode(access), "application/json")
             return
         self._sessions.admit(request, headers)
         if name == "events":
@@ -128,7 +128,7 @@ class PageRoutes:
         detail = await self._hub.detail(name)
         if detail is None:
             raise NotFound("There is no such conversation any more: it was idle for an hour, or others came.")
-        _write(out, 200, msgspec.json.encode(detail), "application/json")
+        _write(out, msgspec.json.encode(detail), "application/json")
 
     async def _change_session(self, request: IncomingRequest, name: str, out: ResponseWriter) -> None:
         """Log in or out. Both take JSON, which no page of another site can send."""
@@ -167,7 +167,7 @@ class PageRoutes:
             hub.watchers -= 1
 
 
-def _write(out: ResponseWriter, status: int, body: bytes, kind: str) -> None:
-    out.start(status, [*HEADERS, ("content-type", kind), ("content-length", str(len(body)))], sized=True)
+def _write(out: ResponseWriter, body: bytes, kind: str) -> None:
+    out.start(200, [*HEADERS, ("content-type", kind), ("content-length", str(len(body)))], sized=True)
     out.write(body)
     out.finish()

@@ -34,7 +34,6 @@ FOREIGN_HOST: Final = (
 )
 """The refusal of a request whose ``Host`` is a name that others may have pointed at this machine."""
 
-
 _NOT_REPEATED: Final = frozenset({"content-encoding", "expect", "origin", "sec-fetch-site", "upgrade"})
 """Headers of requests whose head is checked each time: a browser's, and those that change how a body is read."""
 
@@ -152,7 +151,7 @@ class Access:
             reason = f"{reason} Base URLs of the API end in one /v1."
         raise Forbidden(reason)
 
-    def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+    def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]]) -> None:
         """Raise ``Forbidden`` if *body* continues data that *upstream* may have stored for another caller.
 
         A body that, by its *headers*, has a content-encoding cannot be checked, and is forbidden too.

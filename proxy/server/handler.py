@@ -140,7 +140,7 @@ class Handler:
             if answering is not None:
                 await answering
         except BaseException as error:
-            if not self._is_settled(request, call, error):
+            if not self._was_handled(request, call, error):
                 raise
         finally:
             drain.running.discard(task)
@@ -167,8 +167,8 @@ class Handler:
         except Exception as fault:  # noqa: BLE001 - an observer's fault must not cost the answer
             self._faults.report("after", call.report.request_id, fault)
 
-    def _is_settled(self, request: IncomingRequest, call: Call, error: BaseException) -> bool:
-        """Answer with *error*, or note that the client left. Return False if *error* is to be raised again."""
+    def _was_handled(self, request: IncomingRequest, call: Call, error: BaseException) -> bool:
+        """Answer with *error*, or note that the client left. Return False if the caller has to raise it again."""
         match error:
             case asyncio.CancelledError():
                 if not self._drain.cutting or request.transport is None:
@@ -226,11 +226,11 @@ class Handler:
         if call.path.error_api == gemini.API and "?" in call.path.path_qs:
             call.path = with_key_as_header(call.path, headers)
         from_browser = "origin" in headers.by_name or "sec-fetch-site" in headers.by_name
-        if from_browser and self._is_preflight_answered(request, call, headers):
+        if from_browser and self._answer_preflight(request, call, headers):
             return None
         return Caller(headers, call.path)
 
-    def _is_preflight_answered(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> bool:
+    def _answer_preflight(self, request: IncomingRequest, call: Call, headers: RequestHeaders) -> bool:
         """Check the page that a browser's request comes from. Return True if it was a preflight, which is answered."""
         origin = self._access.check_origin(headers)
         if not origin:

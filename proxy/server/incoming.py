@@ -244,8 +244,7 @@ class BodyReader(msgspec.Struct):
         Raises ``BodyTooLarge``, ``RequestTimeout``, ``Overloaded`` and ``InvalidRequest``.
         """
         limit = self.limits.body
-        if declared is not None and declared > limit:
-            raise BodyTooLarge(limit)
+        check_declared(declared, self.limits)
         if not self.content.is_eof() or self.content.exception() is not None:
             body, complete = await self._slowly(limit)
             if not complete:

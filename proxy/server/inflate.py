@@ -25,7 +25,6 @@ Each takes a decompressor of its own: https://www.rfc-editor.org/rfc/rfc1952#sec
 _ANY_RATIO: Final = 2**16
 """Bytes that any compressed body may inflate to, whatever the ratio: small bodies often compress very well."""
 
-
 _WINDOWS: Final = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
 """The ``wbits`` of each content coding, in the order in which they are tried.
 

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
+from proxy.core.advice import NEARLY_FULL
+
 RESET: Final = "\x1b[0m"
 BOLD: Final = "\x1b[1m"
 DIM: Final = "\x1b[2m"
@@ -26,9 +28,6 @@ YELLOW: Final = "\x1b[33m"
 CYAN: Final = "\x1b[36m"
 
 OUTCOME_COLORS: Final = {"verbatim": GREEN, "compacted": CYAN, "degraded": YELLOW, "refused": RED}
-
-NEARLY_FULL: Final = 0.8
-"""Share of the window from which the fill is marked."""
 
 SHORTEST_NAME: Final = 12
 """Characters of a model's name that are left on a narrow terminal."""

@@ -87,10 +87,10 @@ ALLOWED = frozenset(_KEYS) | frozenset(
 class Logs:
     """The logger of a process. Build one, pass it to all parts, and close it last.
 
-    Lines go to *fd* (standard output).
+    Lines go to the file descriptor *fd*.
     """
 
-    def __init__(self, level: Level = "info", style: Format = "auto", fd: int = 1) -> None:
+    def __init__(self, level: Level, style: Format, fd: int) -> None:
         self.writer = LineWriter(fd)
         self._render: Callable[[Line], bytes] = msgspec.json.encode
         if style == "console" or (style == "auto" and os.isatty(fd)):

@@ -227,7 +227,7 @@ class Telemetry:
             refused.labels(reason).inc(total - self._refused.get(reason, 0))
             self._refused[reason] = total
 
-    def store_state(self, *, up: bool, breaker: Breaker = "closed") -> None:
+    def store_state(self, *, up: bool, breaker: Breaker) -> None:
         """Show the store's state. Call it on every change: an answer of ``/metrics`` reads the other workers' files."""
         self._families.gauges[STORE_UP.name].set(int(up))
         self._families.gauges[STORE_BREAKER.name].set(_BREAKER[breaker])

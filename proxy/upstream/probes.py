@@ -79,7 +79,6 @@ WITHOUT_WINDOWS: Final = (
 OpenAI's entries of models, for one, have no window: https://platform.openai.com/docs/api-reference/models/list.
 """
 
-
 OWNER: Final = hashlib.sha256(b"what servers say of themselves").digest()
 """The tenant that owns shared answers, which no credential can have. The text is part of keys in stores: it must not
 change.

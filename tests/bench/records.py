@@ -44,15 +44,15 @@ class Writer:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
+    async def ready(self, request: SummaryRequest) -> Summary | None:
         """One for just this prefix."""
-        said = [entry.text for entry in passage.read_entries(0, passage.prefix.length) if entry.role == "assistant"]
-        text = _cut("\n".join(said[::-1]), passage.cap, count_tokens)
+        said = [entry.text for entry in request.read_entries(0, request.prefix.length) if entry.role == "assistant"]
+        text = _cut("\n".join(said[::-1]), request.cap, count_tokens)
         if not text:
             return None
-        kept = dump(text, passage.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
-        await self._store.summaries.save(TENANT, passage.root_hash, b"p" * 8, passage.prefix.prefix_hash, kept)
-        return Summary(text, passage.prefix.length, 1000, "gpt-4o-mini")
+        kept = dump(text, request.prefix.length, 1000, "gpt-4o-mini", 1_800_000_000)
+        await self._store.summaries.save(TENANT, request.root_hash, b"p" * 8, request.prefix.prefix_hash, kept)
+        return Summary(text, request.prefix.length, 1000, "gpt-4o-mini")
 
     write = ready
 
@@ -60,7 +60,7 @@ class Writer:
         """Never: they are there."""
         return False
 
-    def prepare(self, passage: SummaryRequest) -> None:
+    def prepare(self, request: SummaryRequest) -> None:
         """Nothing to prepare."""
 
     def sent(self, tenant: bytes, tokens: int) -> None:

@@ -157,7 +157,7 @@ async def test_the_memory_store_holds_the_records(tmp_path: Path) -> None:
     assert faults == []
 
 
-async def test_a_record_that_the_cache_dropped_is_asked_of_the_store_again(tmp_path: Path) -> None:
+async def test_a_record_that_the_cache_dropped_is_read_from_the_store_again(tmp_path: Path) -> None:
     """A process alone on its store asks it for nothing it wrote itself, until its cache has lost a record."""
     tasks = Tasks(lambda name, error: None)
     store = await open_store(
@@ -279,7 +279,7 @@ class Forgetful(DictRecords):
         return found
 
 
-async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
+async def test_a_record_may_be_evicted_while_the_store_is_read() -> None:
     """The memory of events is bounded: what other requests push out of it meanwhile is still this request's view."""
     book, messages = Forgetful(), agent_session(22, 300)
     replica = Replica(book)
@@ -290,25 +290,25 @@ async def test_an_event_may_be_forgotten_while_the_store_is_asked() -> None:
 
 
 class ReadySummaries:
-    """A ready summary for every passage, each costlier than the one before."""
+    """A ready summary for every request, each costlier than the one before."""
 
     inline = False
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
-        self.lengths.append(passage.prefix.length)
-        return Summary("## Goal\n- The tests are to pass.", passage.prefix.length, 1000 * len(self.lengths))
+    async def ready(self, request: SummaryRequest) -> Summary | None:
+        self.lengths.append(request.prefix.length)
+        return Summary("## Goal\n- The tests are to pass.", request.prefix.length, 1000 * len(self.lengths))
 
-    async def write(self, passage: SummaryRequest) -> Summary | None:
-        return await self.ready(passage)
+    async def write(self, request: SummaryRequest) -> Summary | None:
+        return await self.ready(request)
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         return False
 
-    def prepare(self, passage: SummaryRequest) -> None:
-        raise AssertionError(passage)
+    def prepare(self, request: SummaryRequest) -> None:
+        raise AssertionError(request)
 
     def sent(self, tenant: bytes, tokens: int) -> None:
         raise AssertionError(tokens)
@@ -364,14 +364,14 @@ class Waiting(ReadySummaries):
         self.tokens = 0
         self.paused = 0
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
+    async def ready(self, request: SummaryRequest) -> Summary | None:
         return None
 
     def is_due(self, request: Request, route: Route, since: bytes) -> bool:
         return True
 
-    def prepare(self, passage: SummaryRequest) -> None:
-        self.prepared.append(passage.prefix.length)
+    def prepare(self, request: SummaryRequest) -> None:
+        self.prepared.append(request.prefix.length)
         self.begun.set()
 
     def sent(self, tenant: bytes, tokens: int) -> None:

@@ -293,7 +293,7 @@ from proxy.telemetry.metrics import Telemetry
 telemetry = Telemetry("1", Path(sys.argv[1]))
 telemetry.observe(Report("r", "chat", model="m", upstream="u", status=200, tokens_before=10, tokens_after=10), 0.1)
 telemetry.in_flight(1)
-telemetry.store_state(up=sys.argv[2] == "up")
+telemetry.store_state(up=sys.argv[2] == "up", breaker="closed")
 telemetry.flush()
 print("ready", flush=True)
 sys.stdin.readline()

@@ -240,7 +240,7 @@ def _gaps(lines: Sequence[str]) -> str:
 class _UserTexts:
     """The user's texts, from which pins are chosen. Tokens and ranks of equal texts are computed once."""
 
-    def __init__(self, texts: Sequence[str], count: Count, talk: TalkRules = NO_TALK) -> None:
+    def __init__(self, texts: Sequence[str], count: Count, talk: TalkRules) -> None:
         self._texts = texts
         self._talk = talk
         self._count = count

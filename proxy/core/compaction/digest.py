@@ -66,7 +66,6 @@ _LISTED = lazy_pattern(r"\d+(?:→|\t)")
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
 
-
 FILES, NAMES, FIGURES = "Files used last: ", "Names and places mentioned: ", "Figures mentioned: "
 ERROR, COMMAND = "A tool said: ", "Command run: "
 BEGINNINGS = (FILES, NAMES, FIGURES, ERROR, COMMAND)

@@ -128,7 +128,6 @@ LIKELY = 0.5
 NEARLY_FULL = 0.9
 """Share of the window from which an error about an image or a file may mean the whole request."""
 
-
 MOST_WINDOWS = 50
 """Times that a request may be longer than its window: a smaller figure counts something else."""
 

@@ -276,7 +276,6 @@ NO_RULES = InjectedRules({})
 
 # Counting a text.
 
-
 SHORT, MOST_SHORT = 32, 40_000
 """Characters of the longest text (such as a tool's name) whose count a meter remembers, and how many it remembers."""
 

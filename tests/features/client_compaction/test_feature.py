@@ -63,7 +63,9 @@ async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) ->
         (UpstreamCompaction("own", is_supported=True), False, False),
     ],
 )
-def test_who_is_asked(upstream: UpstreamCompaction, endpoint: bool, trigger: bool) -> None:
+def test_the_choice_between_upstream_and_own_compaction(
+    upstream: UpstreamCompaction, endpoint: bool, trigger: bool
+) -> None:
     """A path costs nothing to try; an item only goes to servers that know it, unless it is configured."""
     assert (upstream.is_first_choice("endpoint"), upstream.is_first_choice("trigger")) == (endpoint, trigger)
 

@@ -7,7 +7,7 @@ from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 
 
-def test_a_clients_compaction_is_asked_of_its_model_by_default():
+def test_a_clients_compaction_goes_to_its_model_by_default():
     """Answers from summaries are for those who ask for them."""
     assert not answers_from_summaries(Settings())
     assert not answers_from_summaries(AllSettings())

@@ -28,19 +28,19 @@ class Ready:
         self._share = share
         self._text = text
 
-    async def ready(self, passage: SummaryRequest) -> Summary | None:
-        most = self._share * passage.prefix.length
-        cuts = [cut.length for cut in passage.prefixes if cut.length <= most]
+    async def ready(self, request: SummaryRequest) -> Summary | None:
+        most = self._share * request.prefix.length
+        cuts = [cut.length for cut in request.prefixes if cut.length <= most]
         return Summary(self._text, cuts[-1], 1234) if cuts else None
 
-    async def write(self, passage: SummaryRequest) -> Summary | None:
-        raise AssertionError(passage)
+    async def write(self, request: SummaryRequest) -> Summary | None:
+        raise AssertionError(request)
 
     def is_due(self, *_: object) -> bool:
         return False
 
-    def prepare(self, passage: SummaryRequest) -> None:
-        raise AssertionError(passage)
+    def prepare(self, request: SummaryRequest) -> None:
+        raise AssertionError(request)
 
     def sent(self, tenant: bytes, tokens: int) -> None: ...
 
@@ -67,7 +67,7 @@ async def answered(
 TALK = [*agent_session(30, 300), PROMPT]
 
 
-async def test_what_the_summary_leaves_is_told() -> None:
+async def test_later_items_are_described_behind_the_summary() -> None:
     """The summary stands in it, the user's words do, and of what came later the identifiers."""
     talk = json.loads(json.dumps(TALK))
     talk.insert(20, {"role": "user", "content": "Never rename a ledger."})

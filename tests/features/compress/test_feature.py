@@ -77,7 +77,7 @@ async def test_a_gateway_gets_as_many_items_as_it_sent(how: dict[str, Any]) -> N
     assert len(whole["messages"]) == 82
 
 
-async def test_a_target_is_held() -> None:
+async def test_no_view_exceeds_its_target() -> None:
     """No view is larger than the target; a share compacts now."""
     at = replica()
     assert (await ask(at, messages=conversation(40), target=3_000))["tokens_after"] <= 3_000

@@ -73,7 +73,7 @@ def test_parallel_results_count_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("inputs", "too"), [(None, True), (frozenset({"read_file"}), True), (frozenset({"run"}), False)]
 )
-def test_inputs_go_where_that_was_asked(inputs: frozenset[str] | None, too: bool) -> None:
+def test_inputs_are_cleared_if_requested(inputs: frozenset[str] | None, too: bool) -> None:
     """All inputs, or those of the tools that were named."""
     assert set(gone(20, ClearToolUses(1, inputs=inputs)).values()) == {too}
 

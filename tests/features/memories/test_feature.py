@@ -121,7 +121,7 @@ async def test_a_repeated_beginning_is_the_same_for_a_while(
     assert b"crane-8" in await upstream.sent(TASK)
 
 
-async def test_conversations_that_begin_alike_are_told_apart_by_the_first_answer(
+async def test_conversations_that_begin_alike_are_distinguished_by_the_first_answer(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first goes on with its own block after a second one began with the same words."""

@@ -65,7 +65,7 @@ def test_what_a_memory_is_has_its_weight(fields: dict[str, Any], weight: int) ->
         ("elsewhere", (("other", True),), 0),
     ],
 )
-def test_what_was_asked_has_its_weight(query: str, terms: tuple[tuple[str, bool], ...], weight: int) -> None:
+def test_the_query_and_its_words_have_weights(query: str, terms: tuple[tuple[str, bool], ...], weight: int) -> None:
     """The query as a whole, and each word of it."""
     queue = memory("Name of the queue", "heron-7 until March")
     assert total(queue, query, terms) - total(queue) == weight

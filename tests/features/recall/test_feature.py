@@ -159,9 +159,9 @@ async def test_a_warm_prompt_has_the_tools_that_were_sent(api: str) -> None:
     assert plan.view.layout is not None
     record, measured = plan.view.edits.record, plan.view.measured
     assert record is not None
-    passage = summary_request_of(measured, plan.view.layout, record.compaction.boundary, record, 0.05)
-    assert passage is not None
-    warm = passage.cached_prompt(len(measured.parsed.items))
+    summary_request = summary_request_of(measured, plan.view.layout, record.compaction.boundary, record, 0.05)
+    assert summary_request is not None
+    warm = summary_request.cached_prompt(len(measured.parsed.items))
     assert warm is not None
     sent = json.loads(plan.body)
     assert json.loads(warm.envelope_json)["tools"] == sent["tools"]

@@ -51,7 +51,7 @@ def talk(api: str, stream: bool = False) -> dict[str, Any]:
 
 @every
 @both
-async def test_a_talk_recalls_too(start_recall: StartRecall, api: str, stream: bool) -> None:
+async def test_a_chat_without_tools_recalls_too(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The model gets the tool, and the client one answer without a trace of it."""
     server, proxy = await start(start_recall, api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
     answered = read_answer(api, await proxy.ask(api, talk(api, stream)), stream)
@@ -66,7 +66,7 @@ async def test_a_talk_recalls_too(start_recall: StartRecall, api: str, stream: b
 @both
 @pytest.mark.parametrize(("status", "message"), REFUSALS)
 @pytest.mark.slow
-async def test_a_model_without_tools_is_asked_again_without_it(
+async def test_a_model_without_tools_is_called_again_without_it(
     start_recall: StartRecall, api: str, stream: bool, status: int, message: str
 ) -> None:
     """The client gets the answer; the next request does not offer the tool any more."""
@@ -108,7 +108,7 @@ async def test_a_client_with_tools_gets_the_refusal_itself(start_recall: StartRe
     assert len(server.seen) == 1
 
 
-async def test_switched_off_a_talk_never_hears_of_it(start_recall: StartRecall) -> None:
+async def test_switched_off_a_chat_without_tools_is_not_offered_it(start_recall: StartRecall) -> None:
     """``without_tools: false``."""
     recall = {"enabled": True, "without_tools": False}
     server, proxy = await start_recall("chat", Answer("Yes."), **{**ROOM, "compression": {"recall": recall}})
