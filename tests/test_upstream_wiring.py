@@ -91,7 +91,7 @@ async def test_a_rule_sets_ollamas_window(
     assert json.loads(heard.body).get("options", {}).get("num_ctx") == num_ctx
 
 
-def test_a_told_window_reaches_the_catalogue() -> None:
+def test_a_reported_window_reaches_the_catalogue() -> None:
     """The window that an upstream states is looked up by its name and the model's."""
     stated = {("up", "gpt-4o"): ServerWindow(32_768)}
     catalogue = open_catalogue(settings(), lambda upstream, model, ask: stated.get((upstream, model)))
@@ -104,7 +104,7 @@ def test_without_upstreams_models_still_have_figures() -> None:
     assert open_catalogue(Settings()).resolve("gpt-4o").upstream == NO_UPSTREAM
 
 
-async def test_who_may_be_asked() -> None:
+async def test_only_upstreams_that_allow_it_are_probed() -> None:
     """An upstream with ``probe: false`` is not probed."""
     given = settings(
         upstreams=[

@@ -22,7 +22,7 @@ UPSTREAMS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_server_is_told_what_was_configured() -> None:
+def test_the_server_gets_what_was_configured() -> None:
     """Keys, origins, limits, and which upstreams carry a key of the proxy's."""
     server = {
         "access_keys": ["one-key-of-many"],

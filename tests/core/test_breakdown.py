@@ -64,7 +64,7 @@ def test_an_edit_of_a_folded_item_saves_nothing_more() -> None:
     assert savings == (StageSaving("fold", 100, 2), StageSaving("clip", 50, 1))
 
 
-def test_each_section_of_a_block_is_told_apart() -> None:
+def test_each_section_of_a_block_is_recognised() -> None:
     """Sections are recognised by the block's own headings, and together they are the whole block."""
     entries = (
         ItemText("assistant", "I read the ledger.", calls=(("read_file", '{"path": "src/ledger.py"}'),)),

@@ -77,7 +77,7 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
 
 
 @pytest.mark.slow
-async def test_what_clients_are_told(stub: StartStub, proxy: StartProxy) -> None:
+async def test_errors_and_refusals_reach_clients(stub: StartStub, proxy: StartProxy) -> None:
     """Refusals, unknown members, missing keys: each has its status. Who leaves ends the call. No word is logged."""
     server = await stub(window=WINDOW, wording="anthropic")
     server.script = lambda seen: Answer("word " * 500)

@@ -65,7 +65,7 @@ def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
     ("mode", "behaviour"), [("background", "honest"), ("background", "failing"), ("inline", "honest")]
 )
 @pytest.mark.slow
-async def test_a_compaction_asked_for_waits_for_its_summary(
+async def test_a_requested_compaction_waits_for_its_summary(
     stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
 ) -> None:
     """With the header the very answer is of a view with a model's summary; by rule alone where the model fails."""
@@ -116,7 +116,7 @@ async def test_other_apis_are_compacted_on_request_as_well(
 
 
 @pytest.mark.slow
-async def test_no_model_is_asked_where_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:
+async def test_no_model_is_called_if_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """With summaries off a compaction asked for is written by rule, without a call."""
     server = await stub(window=WINDOW)
     config = {"summaries": {"mode": "off"}}
@@ -157,7 +157,7 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
 
 
 @pytest.mark.slow
-async def test_what_became_of_a_conversation_is_told_alike_everywhere(
+async def test_a_conversation_is_shown_alike_everywhere(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
     """Every replica tells the same folds and summaries, to the conversation's own tenant alone, by its name."""
@@ -200,7 +200,7 @@ def tried_again(summary: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_failed_summary_and_a_lost_record_are_told(
+async def test_a_failed_summary_and_a_lost_record_are_shown(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
     """A model that fails shows as failed with the time of the next try; records that are gone show as lost."""

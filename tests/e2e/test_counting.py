@@ -64,7 +64,7 @@ async def test_another_tokenizer_is_learned(
 
 
 @pytest.mark.slow
-async def test_streams_teach_where_they_may_be_asked(stub: StartStub, proxy: StartProxy) -> None:
+async def test_usage_of_streams_is_learned_if_it_may_be_requested(stub: StartStub, proxy: StartProxy) -> None:
     """With include_usage a stream's usage is learned from, and its client sees no event that it did not ask for."""
     server = await stub(window=131_072, factor=1.5)
     upstream = {"name": "up", "base_url": server.url, "include_usage": True}

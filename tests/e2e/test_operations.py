@@ -96,7 +96,9 @@ async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web
     assert now["outcome"] == "compacted"
 
 
-async def test_health_is_told_apart(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
+async def test_health_routes_answer_under_all_their_names(
+    stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
+) -> None:
     """Live and ready answer under all their names; other paths below /health do not reach the upstream."""
     server = await stub()
     front = await proxy(server.url)

@@ -233,7 +233,7 @@ async def answered(front: Proxy, tries: int = 100) -> int:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.slow
-async def test_running_out_of_descriptors_is_told_and_survived(
+async def test_running_out_of_descriptors_is_reported_and_survived(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
     """When hardly any more files may be opened idle clients make room for new ones; log and metrics tell."""

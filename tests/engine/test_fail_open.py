@@ -138,7 +138,7 @@ async def test_the_upstreams_name_of_the_model_is_put_into_the_path(monkeypatch:
     assert upstream.paths == ["/v1beta/models/gemini-2.5-flash:generateContent?x=1"]
 
 
-async def test_without_a_route_the_default_upstream_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_route_the_default_upstream_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """If resolving the model is what failed, the default upstream may still know it."""
     room, upstream = (
         EngineFixture(rules=[ModelRule("*", "other", WINDOW)]),

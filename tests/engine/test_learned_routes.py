@@ -143,7 +143,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
 
 
-async def test_a_silent_cut_is_told() -> None:
+async def test_a_silent_cut_is_flagged() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
     here = lessons(DictRecords(), Hands())
     assert here.learn_usage(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
@@ -151,7 +151,7 @@ async def test_a_silent_cut_is_told() -> None:
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
 
 
-async def test_a_new_word_of_the_server_ends_an_old_lesson() -> None:
+async def test_a_new_reported_window_replaces_a_stated_one() -> None:
     """A stated window holds while the server tells what the overflow contradicted; told anew, it starts over."""
     here = lessons(DictRecords(), Hands())
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
@@ -180,7 +180,7 @@ def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None
     return here.window(route, here.get_cached(route, tenant).learned)
 
 
-async def test_a_lesson_ends() -> None:
+async def test_a_stated_limit_expires() -> None:
     """A stated limit holds for an hour, however often the count is corrected meanwhile."""
     clock = Hands()
     here = lessons(DictRecords(), clock)
@@ -238,7 +238,7 @@ async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
         assert window(here, ROUTE) == holds
 
 
-async def test_what_is_learned_is_told_once() -> None:
+async def test_a_learned_window_is_logged_once() -> None:
     """A new window is an event; the same again is none; a server that cuts is warned of once, for all callers."""
     said: list[tuple[str, dict[str, object]]] = []
     here = lessons(DictRecords(), Hands(), said)

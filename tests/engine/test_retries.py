@@ -275,7 +275,7 @@ EVERY_FAILURE: frozenset[Failure] = frozenset({"rate_limit", "unavailable"})
 
 
 @pytest.mark.parametrize("answer", ["429 busy", "503 down", "unreachable", "breaks 200", "breaks 500"])
-async def test_another_model_is_asked_after_a_failure(answer: str) -> None:
+async def test_another_model_is_called_after_a_failure(answer: str) -> None:
     """If the rule asks for it, a rate limit or a server that is down is another model's turn."""
     await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
         f"""
@@ -382,7 +382,7 @@ async def test_only_the_named_failures_are_anothers_turn(failure: Failure, answe
 
 @pytest.mark.parametrize("second", ["429 busy", "unreachable", "401 denied"])
 @pytest.mark.parametrize(("first", "said"), [("503 down", "reply 1"), ("unreachable", "raises UpstreamUnreachable")])
-async def test_if_all_fail_the_first_failure_is_told(first: str, said: str, second: str) -> None:
+async def test_if_all_fail_the_first_failure_is_returned(first: str, said: str, second: str) -> None:
     """A fallback that fails too is not news: the client gets the answer of the model that it asked."""
     report = "report : fallback= outcome=verbatim retries=1" if said == "reply 1" else ""
     await TwoUpstreams(fail_over_on=EVERY_FAILURE).play(
@@ -437,7 +437,7 @@ async def test_an_overflow_comes_before_a_failure() -> None:
         await two.play(f"{begin}\nupstream >> {answer}\nclient << {said}", **values)
 
 
-async def test_the_asked_model_stands_in_for_its_fallback() -> None:
+async def test_the_requested_model_stands_in_for_its_fallback() -> None:
     """If the first to be asked was the fallback, by the overflow policy, the asked model is the one that is left."""
     await TwoUpstreams((BIG, COMPRESS), fail_over_on=EVERY_FAILURE).play(
         """

@@ -90,7 +90,7 @@ async def test_a_small_stream_is_watched_to_its_first_content_and_no_further() -
 
 
 @pytest.mark.parametrize("headers", [(("content-type", "application/json"),), ()])
-async def test_what_is_neither_events_nor_an_object_is_not_held(headers: tuple[tuple[str, str], ...]) -> None:
+async def test_what_is_neither_events_nor_an_object_is_not_buffered(headers: tuple[tuple[str, str], ...]) -> None:
     """A 200 whose first bytes are those of no event and no JSON goes straight on."""
     upstream = upstream_replying(ScriptedReply(200, [b"xxxxx", b"y"], headers))
     answer = await EngineFixture().ask(agent_body(6200, stream=True), upstream)

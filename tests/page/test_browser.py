@@ -318,7 +318,7 @@ def test_a_thousand_conversations_stay_readable() -> None:
             assert console(driver) == []
 
 
-def test_the_admin_key_is_asked_for_and_traded_for_a_session() -> None:
+def test_the_admin_key_is_exchanged_for_a_session() -> None:
     """A wrong one is refused in words; the right one opens the page; logging out closes it."""
     with serve({"server": {"admin_key": "boss-key"}}) as proxy, browser(*PHONE) as driver:
         shown = Shown(proxy, driver)

@@ -97,7 +97,7 @@ async def test_a_worker_that_does_not_answer_is_said_to_be_missing(folder: Path)
         assert (workers.hub.snapshot().answered, workers.hub.snapshot().workers) == (1, 2)
 
 
-async def test_a_worker_that_began_anew_is_asked_for_all_it_knows(folder: Path) -> None:
+async def test_a_restarted_worker_is_asked_for_all_rows(folder: Path) -> None:
     """Its versions begin anew with it."""
     async with Workers(folder) as workers:
         for second in range(5):

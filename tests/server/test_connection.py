@@ -318,7 +318,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_body_is_forgotten():
         assert len(at.engine.seen) == 1
 
 
-async def test_an_upload_faster_than_it_is_read_is_held_back():
+async def test_an_upload_faster_than_it_is_read_is_paused():
     """A body above the buffer pauses the connection and goes on, past the parser as through it."""
     async with running_server(ServerConfig("up", limits=Limits(in_flight=1))) as at:
         reader, writer = await at.connect()

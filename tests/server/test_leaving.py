@@ -199,7 +199,7 @@ async def test_a_body_without_a_length_ends_as_the_upstreams_did():
     assert (ended, reason) == ("reset", "upstream_stream_error")
 
 
-async def test_an_upstream_that_hangs_up_is_asked_once():
+async def test_an_upstream_that_hangs_up_is_called_once():
     """After the body was sent a lost connection is a 502; the request is not repeated."""
     async with running_server() as at:
 

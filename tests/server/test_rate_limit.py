@@ -23,7 +23,7 @@ def test_the_bucket_is_refilled() -> None:
         limit.admit(b"a")
 
 
-def test_callers_are_counted_apart_and_told_when_to_come_back() -> None:
+def test_callers_are_counted_separately_and_get_a_time_to_retry() -> None:
     """One who asks too often does not keep another from asking."""
     limit = RateLimit(0.1, 1.0, "logins", lambda: 0.0)
     limit.admit(b"a")

@@ -231,7 +231,7 @@ async def test_every_route_is_relayed_on_request_or_without_a_shared_key():
 
 
 @pytest.mark.parametrize("path", ["/anything", "/v1/v1/chat/completions", "/openai/v1/v1/models"])
-async def test_a_base_url_that_is_wrong_is_told_behind_shared_keys_too(path):
+async def test_a_wrong_base_url_is_explained_behind_shared_keys_too(path):
     """A newcomer with /v1 twice, or without it, reads more than which routes are stateless."""
     async with running_server(SHARED, api_key="uk") as at:
         got = await at.ask("GET", path, b"", "X-Api-Key: pk-1")

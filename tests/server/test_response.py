@@ -223,7 +223,7 @@ def chunks(points: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=10))
-def test_it_notes_what_passes_and_keeps_what_was_not_asked_for(points: list[int]) -> None:
+def test_usage_is_read_and_hidden_if_it_was_not_requested(points: list[int]) -> None:
     """However the stream is cut, the client gets all but the usage, which is noted, as is a late overflow."""
     faults: list[Exception] = []
     ending = LateOverflowDetector(classifier())
@@ -273,7 +273,7 @@ def test_a_reader_of_usage_that_cannot_be_made_is_done_without(monkeypatch: pyte
         ("/v1/nothing", "application/json", False),
     ],
 )
-async def test_a_path_that_nothing_knows_is_told_from_the_upstream_s_own(path, kind, is_ours):
+async def test_an_unknown_path_is_distinguished_from_the_upstreams_own(path, kind, is_ours):
     """A client with a wrong base URL reads what it ends in; an answer of the upstream's own routes passes."""
     async with running_server() as at:
         at.stage.reply = raw_answer(b'{"detail": "Not Found"}', f"Content-Type: {kind}", status="404 Not Found")

@@ -38,7 +38,9 @@ async def test_an_answer_without_a_recall_is_relayed(start_recall: StartRecall, 
 @every
 @both
 @pytest.mark.slow
-async def test_an_error_of_a_later_generation_is_told(start_recall: StartRecall, api: str, stream: bool) -> None:
+async def test_an_error_of_a_later_generation_reaches_the_client(
+    start_recall: StartRecall, api: str, stream: bool
+) -> None:
     """A whole answer is the provider's error as it came; a stream that began ends with an error event."""
     server, proxy = await start_recall(api, Answer("Let me look.", (LOOK,)))
     server.fail(NO_FAULT)
@@ -218,7 +220,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_the_call(start_re
     assert proxy.reports[0].reason == "client_left"
 
 
-async def test_usage_that_nobody_asked_for_stays_hidden(start_recall: StartRecall) -> None:
+async def test_usage_that_was_not_requested_stays_hidden(start_recall: StartRecall) -> None:
     """If the proxy requests a stream's usage by itself, every generation's is counted and none is passed on."""
     server, proxy = await start_recall("chat", Answer("Let me look.", (LOOK,)), Answer("It is so."), usage=True)
     body = {key: value for key, value in request("chat", True).items() if key != "stream_options"}

@@ -27,7 +27,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **members: Any) -> b
 DONE = b"data: [DONE]\n\n"
 
 
-def test_a_role_that_was_never_told_is_told_by_the_next_generation() -> None:
+def test_a_role_that_was_not_sent_comes_with_the_next_generation() -> None:
     """The role is sent once: with the second generation if the first one's came with its call."""
     for opening, roles in ((b"", 1), (chunk({"role": "assistant", "content": ""}), 1)):
         merger = chat.new_stream(NAMES)
@@ -39,7 +39,7 @@ def test_a_role_that_was_never_told_is_told_by_the_next_generation() -> None:
         assert sum("role" in delta for delta in deltas) == roles
 
 
-def test_calls_of_the_same_index_are_told_apart_by_their_ids() -> None:
+def test_calls_of_the_same_index_are_distinguished_by_their_ids() -> None:
     """A server that gives every call the index zero still means several calls."""
     read = {**RECALL, "id": "c2", "function": {"name": "read_file", "arguments": "{}"}}
     merger = chat.new_stream(NAMES)
@@ -109,7 +109,7 @@ def test_an_answer_cut_short_may_hold_half_a_call(reason: str) -> None:
     assert not chat.is_truncated({"choices": [{"finish_reason": "tool_calls"}]})
 
 
-def test_usage_is_counted_where_it_is_told() -> None:
+def test_usage_is_counted_if_it_is_reported() -> None:
     """Prompt and completion together; nothing where there is no figure."""
     assert read_usage({"prompt_tokens": 10, "completion_tokens": 2}) == Usage(10, 2)
     assert read_usage(None) == read_usage({}) == NO_USAGE

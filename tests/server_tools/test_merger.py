@@ -307,7 +307,7 @@ def test_pieces_of_a_member_are_put_together() -> None:
     assert together(None, None) is None
 
 
-def test_elements_of_a_list_are_told_apart_by_index_and_type() -> None:
+def test_elements_of_a_list_are_distinguished_by_index_and_type() -> None:
     """A piece with an index and type seen before adds to the element that has them last; others are elements."""
     first = {"index": 0, "type": "reasoning.text", "text": "a"}
     pieces = [[first], [{"index": 0, "type": "reasoning.text", "text": "b"}], [{"index": 0, "type": "other"}], [{}, {}]]

@@ -107,7 +107,7 @@ def test_thoughts_wait_for_what_they_lead_to() -> None:
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded", "refusal"])
-def test_an_answer_cut_short_is_told_apart(reason: str) -> None:
+def test_an_answer_cut_short_is_recognised(reason: str) -> None:
     """Running out of output or of the window, or a filter, streamed or not."""
     merger = messages.new_stream(NAMES)
     merger.feed(start() + block(0, RECALL) + stop(reason))

@@ -133,7 +133,7 @@ def test_the_end_of_a_response_may_leave_its_output_out() -> None:
     assert read_usage(merger.usage) == Usage(3)
 
 
-def test_an_answer_cut_short_is_told_apart() -> None:
+def test_an_answer_cut_short_is_recognised() -> None:
     """Running out of output, streamed or not."""
     merger = responses.new_stream(NAMES)
     merger.feed(event("response.incomplete", 2, response={"output": []}))

@@ -167,7 +167,7 @@ async def test_an_overflow_of_a_later_generation_is_recovered(
 
 @every
 @pytest.mark.slow
-async def test_every_prompt_fits_however_often_it_is_asked(start_recall: StartRecall, api: str) -> None:
+async def test_every_prompt_fits_in_every_generation(start_recall: StartRecall, api: str) -> None:
     """Whatever the model asks for, nothing that goes upstream is larger than the window allows."""
     calls = (
         Call(NAME, json.dumps({"limit": 10})),

@@ -181,7 +181,7 @@ def test_wrong_values_are_traced_to_the_variable_or_flag(tmp_path):
     assert all(problem.line is None for problem in found.values())
 
 
-def test_an_unknown_upstream_is_told_beside_other_errors(tmp_path):
+def test_an_unknown_upstream_is_reported_beside_other_errors(tmp_path):
     """A reference to nothing shows although other values are wrong, and nothing else is made up."""
     text = "server: {default_upstream: c}\nupstreams: [{name: a}, 5]\n"
     text += "models: [{name: m, upstream: b, typo: 1}, {upstream: a}]"

@@ -99,7 +99,7 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 @pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "x-compress,chunked"])
-async def test_a_transfer_coding_that_was_not_asked_for_is_no_answer(method, coding):
+async def test_a_transfer_coding_that_was_not_requested_is_no_answer(method, coding):
     """The header ends here, so that its client would take the coded bytes for the body."""
     async with ScriptedConnection() as scripted:
         body = gzip.compress(b"{}")
@@ -221,7 +221,7 @@ async def test_an_answer_that_never_ends_is_a_timeout():
         assert await eventually(scripted.stage.ended.is_set)
 
 
-async def test_protocols_are_switched_only_if_asked_for():
+async def test_protocols_are_switched_only_if_requested():
     """A 101 to a plain request is no answer; to a request for a WebSocket it is one."""
     async with ScriptedConnection() as scripted:
         scripted.stage.reply = (

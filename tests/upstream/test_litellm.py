@@ -101,7 +101,7 @@ async def test_a_stream_is_openais():
         assert [event["choices"][0]["finish_reason"] for event in chunks][-2:] == [None, "tool_calls"]
 
 
-async def test_usage_that_was_not_asked_for_does_not_come():
+async def test_usage_that_was_not_requested_does_not_come():
     """A stream without ``include_usage`` has no usage, as OpenAI's has none."""
     async with LiteLLMFixture() as across:
         across.stage.reply = raw_answer(opened("Hm.") + ended(), SSE)

@@ -121,7 +121,7 @@ async def test_failures_are_tried_again_ever_later() -> None:
         assert about.probes.last_probes()["up"]["trouble"] == ""
 
 
-async def test_a_model_that_is_loading_is_asked_about_soon() -> None:
+async def test_a_model_that_is_loading_is_probed_again_soon() -> None:
     """A server that must load the model first is probed again within seconds, not after minutes."""
     async with probed_server({"/v1/models": OLLAMA, "/api/ps": b'{"models":[]}', "/api/show": b"{}"}) as about:
         assert await about.ask("qwen:7b") is None
@@ -152,7 +152,7 @@ async def test_a_server_that_is_not_there() -> None:
         await gone.close()
 
 
-async def test_only_those_given_are_asked() -> None:
+async def test_only_the_given_upstreams_are_probed() -> None:
     """An upstream that may not be probed never is, nor one of which no window can be learned."""
     async with probed_server({"/v1/models": VLLM}) as about:
         assert about.probes.window_of("another", "m") is None

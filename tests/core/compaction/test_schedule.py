@@ -163,7 +163,7 @@ def test_a_dozen_rounds_pass_until_a_chat_is_compacted_again(tokens: int) -> Non
     ],
     ids=["configured mark", "price cap"],
 )
-def test_a_chat_keeps_no_more_than_it_was_told_to(figures: TokenBudget, rules: CompactionRules) -> None:
+def test_a_configured_mark_of_chats_is_used_as_it_is(figures: TokenBudget, rules: CompactionRules) -> None:
     """A configured mark of chats holds as it is; with a price cap less is kept, since it costs less."""
     room = figures.baseline - figures.quantised_fixed
     assert compactions_of(chat(200, 30), figures, rules)[0].view_tokens <= 0.51 * room

@@ -299,7 +299,7 @@ def test_the_only_two_figures_are_prompt_and_limit(message: str) -> None:
         assert (found.window == 8192) is (expected is not None)
 
 
-def test_the_limit_is_not_the_output_that_was_asked_for() -> None:
+def test_the_limit_is_not_the_requested_output() -> None:
     """An output figure in the same sentence is not taken for the limit."""
     found = judged("Prompt too long: 9120 and max_tokens (512) can't be longer than 8192", Prior(9_000, 512))
     assert found is not None

@@ -48,7 +48,7 @@ def test_reserve(requested: int | None, most: int | None, window: int, held: int
 
 
 @given(st.none() | st.integers(1, 10**6), windows)
-def test_a_reserve_nobody_asked_for_is_small(most: int | None, window: int) -> None:
+def test_a_default_reserve_is_small(most: int | None, window: int) -> None:
     """Without a figure of the request at most an eighth of the window is held."""
     assert 0 <= answer_reserve(None, most, window) <= window // 8
 
