@@ -51,7 +51,7 @@ async def _read(reader: Reader, api_format: ApiFormat, body: bytes) -> None:
     reading = await reader.read(api_format, "o200k_base", TENANT, reader.locate(api_format, TENANT, body))
     reading.layout()
     reading.prefix_hashes(b"k" * 32, "")
-    reader.read_facts(api_format, "o200k_base", TENANT, "", reading)
+    reader.read_facts(api_format, ("o200k_base", "", TENANT), reading, {})
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

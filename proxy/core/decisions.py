@@ -20,8 +20,8 @@ from proxy.core.apis.json_scan import Scan
 from proxy.core.compaction.record import Compaction, CompactionRecord
 from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss, Schedule
 from proxy.core.compaction.stages import CompactionRules
-from proxy.core.compaction.view import OriginalItems
-from proxy.core.conversation import Item, Layout
+from proxy.core.compaction.view import NO_TEXTS, OriginalItems
+from proxy.core.conversation import Item, ItemText, Layout
 from proxy.core.errors import ContextTooLong
 from proxy.core.models import COMPRESS, Route
 from proxy.core.request import Request
@@ -209,7 +209,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     ``budget`` counts the tools array as it will be sent (``tools_json``, empty if it is not shrunk) and the addition.
     ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``read_item`` reads
     an item that is in the view only. ``lay_out`` returns the structure of the items, continued from a known prefix;
-    ``read_facts`` returns the items with the facts of their calls and results.
+    ``read_facts`` returns the items with the facts of their calls and results, and adds what it reads to the texts.
     """
 
     request: Request
@@ -229,7 +229,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     count: Callable[[str], int]
     read_item: Callable[[bytes], Item]
     lay_out: Callable[[], Layout]
-    read_facts: Callable[[], tuple[Item, ...]]
+    read_facts: Callable[[dict[int, ItemText]], tuple[Item, ...]]
     has_facts: bool = False
 
     def __repr__(self) -> str:
@@ -241,16 +241,20 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         """The functions and figures of the request's API."""
         return API_FORMATS[self.request.api]
 
-    def with_facts(self) -> MeasuredRequest:
-        """Return this request with the facts of all calls and results; reads their texts."""
-        parsed = structs.replace(self.parsed, items=self.read_facts())
+    def with_facts(self, texts: dict[int, ItemText] | None = None) -> MeasuredRequest:
+        """Return this request with the facts of all calls and results.
+
+        Items whose facts are not known yet are read; their texts are added to *texts*, by index.
+        """
+        if texts is None:
+            texts = {}
+        parsed = structs.replace(self.parsed, items=self.read_facts(texts))
         return structs.replace(self, parsed=parsed, has_facts=True)
 
-    def original(self, layout: Layout) -> OriginalItems:
-        """Return the items as the client sent them: the stages' source of texts."""
-        return OriginalItems(
-            self.parsed.body, self.parsed.scan.spans, self.parsed.items, layout, API_FORMATS[self.request.api]
-        )
+    def original(self, layout: Layout, texts: Mapping[int, ItemText] = NO_TEXTS) -> OriginalItems:
+        """Return the items as the client sent them, the stages' source of texts; *texts* were read already."""
+        parsed = self.parsed
+        return OriginalItems(parsed.body, parsed.scan.spans, parsed.items, layout, API_FORMATS[self.request.api], texts)
 
     def root_hash(self, layout: Layout) -> bytes:
         """The prefix hash after the first user item, which names the conversation; empty if there are no items."""

@@ -33,6 +33,7 @@ from proxy.core.advice import NEARLY_FULL
 from proxy.core.apis import gemini
 from proxy.core.attempts import REQUESTED, Attempts, Failed, Fallback, NotNews, Shrink, plans_in_order
 from proxy.core.compaction.schedule import MaxLoss
+from proxy.core.conversation import ItemText
 from proxy.core.decisions import (
     START,
     CountedView,
@@ -228,6 +229,7 @@ class Engine:
     async def _decide(self, measured: MeasuredRequest) -> FinalDecision:
         """Ask the planner until its decision is final; look up or write what it lacks."""
         progress: Progress = START
+        texts: dict[int, ItemText] = {}
         while True:
             # The size decides whether ``decide`` runs on a thread: without facts it reads numbers only.
             size = measured.light_size
@@ -241,9 +243,9 @@ class Engine:
                 case NeedRecord():
                     progress = await self._records.look_up(measured)
                 case NeedFacts():
-                    measured = await offload(measured.size, measured.with_facts)
+                    measured = await offload(measured.size, measured.with_facts, texts)
                 case NeedBlock():
-                    progress = await self._records.write(measured, decision)
+                    progress = await self._records.write(measured, decision, texts)
                 case Forward() | TooLossy() | Reject():
                     if self._policy.reads_calls:
                         return await with_calls_read(decision)

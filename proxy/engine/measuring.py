@@ -179,7 +179,7 @@ class Measurer:
             read_item=partial(self._reader.view_item, api_format, route.encoding, request.tenant, route.model),
             lay_out=reading.layout,
             read_facts=partial(
-                self._reader.read_facts, api_format, route.encoding, request.tenant, route.model, reading
+                self._reader.read_facts, api_format, (route.encoding, route.model, request.tenant), reading
             ),
         )
 

@@ -22,6 +22,7 @@ from proxy.core.conversation import (
     Count,
     Injected,
     Item,
+    ItemText,
     Layout,
     lay_out,
     linked_size,
@@ -339,21 +340,22 @@ class Reader:
     ) -> tuple[Item, ...]:
         count = self._meter(way)
         items: list[Item] = []
+        read: dict[bytes, Item] = {}
         repeated: dict[bytes, Item] = {}
         for start, end in spans:
             raw = body[start:end]
             short = len(raw) <= REPEATED
-            item = None
-            if short:
-                item = repeated.get(raw)
+            item = repeated.get(raw) if short else None
             if item is None:
                 key = name_in(scope, raw)
-                item = self._items.get(key)
+                item = read.get(key) or self._items.get(key)
                 if item is None:
-                    item = self._items[key] = _read_numbers(api_format, raw, count, self.tools)
+                    item = read[key] = read_numbers(api_format, raw, count, self.tools)
                 if short:
                     repeated[raw] = item
             items.append(item)
+        for name, item in read.items():
+            self._items[name] = item
         if len(count.short) > KEPT_SHORT:
             self._meters.pop(way, None)
         return tuple(items)
@@ -364,21 +366,29 @@ class Reader:
         return meter
 
     def read_facts(
-        self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, body: CountedBody
+        self, api_format: ApiFormat, way: tuple[str, str, bytes], body: CountedBody, texts: dict[int, ItemText]
     ) -> tuple[Item, ...]:
-        """Return the items of *body* with the facts of all calls and results, which only a compaction needs."""
+        """Return the items of *body* with the facts of all calls and results, which only a compaction needs.
+
+        Texts that are read for them are added to *texts*, by index.
+        """
+        encoding, model, tenant = way
         measure, count = _measure(encoding, model), self.count(encoding, model)
         scope = scope_of(tenant, api_format.API, measure)
         items = list(body.items)
+        read: dict[bytes, Item] = {}
         for index, item in enumerate(items):
             if item.facts is UNREAD:
                 start, end = body.scan.spans[index]
                 raw = body.body[start:end]
                 key = name_in(scope, raw)
-                cached = self._items.get(key)
+                cached = read.get(key) or self._items.get(key)
                 if cached is None or cached.facts is UNREAD:
-                    cached = self._items[key] = with_facts(api_format, item, raw, count, self.tools)
+                    texts[index] = api_format.read_item_text(raw)
+                    cached = read[key] = replace(item, facts=facts_of(texts[index], self.tools.call, count))
                 items[index] = cached
+        for name, item in read.items():
+            self._items[name] = item
         if body.cached_prefix is not None:  # the conversation's next body begins with these items
             body.cached_prefix.items = tuple(items)
         return tuple(items)
@@ -446,25 +456,18 @@ class PrefixHasher:
         return digest
 
 
-def with_facts(api_format: ApiFormat, item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """Return *item*, of the slice *raw*, with the facts of its calls and results."""
-    if item.role == "system" or (item.role == "tool" and not item.answers):
-        return item
-    if item.role == "user":
-        return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
-    entry = api_format.read_item_text(raw)
-    item = replace(item, facts=facts_of(entry, tools.call, count))
-    if item.role == "assistant" and not item.calls:
-        return with_written_call(item, entry, tools.text_format, tools.call)
-    return item
-
-
-def _read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """Return the item of one slice without the facts of its calls and results. Raises ``InvalidRequest``."""
+def read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """Return the item of one slice, without the facts of the API's calls and results. Raises ``InvalidRequest``."""
     item = api_format.read_item(raw, count)
     if (item.role == "assistant" and item.calls) or (item.role == "tool" and item.answers):
         return replace(item, facts=UNREAD)
-    return with_facts(api_format, item, raw, count, tools)
+    if item.role == "user":
+        return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
+    if item.role == "assistant":
+        entry = api_format.read_item_text(raw)
+        item = replace(item, facts=facts_of(entry, tools.call, count))
+        return with_written_call(item, entry, tools.text_format, tools.call)
+    return item
 
 
 @lru_cache(MOST_MEASURES)

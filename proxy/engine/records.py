@@ -14,15 +14,15 @@ store only where that can tell something new:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cachebox import LRUCache
 
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
-from proxy.core.compaction.view import OriginalItems, same_block, write_texts
-from proxy.core.conversation import Layout
+from proxy.core.compaction.view import NO_TEXTS, OriginalItems, same_block, write_texts
+from proxy.core.conversation import ItemText, Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
 from proxy.core.planner import history_in_view, is_left_to_provider, provider_compacts
 from proxy.core.tokens.budget import Marks, TokenBudget
@@ -195,15 +195,19 @@ class CompactionRecords:
                 break
         return unread, None, look
 
-    async def write(self, measured: MeasuredRequest, need: NeedBlock) -> Written:
+    async def write(
+        self, measured: MeasuredRequest, need: NeedBlock, texts: Mapping[int, ItemText] = NO_TEXTS
+    ) -> Written:
         """Write the texts of the compaction in *need* and store its record; a dry run stores nothing.
+
+        *texts* are those of items that were read for this request already, by index.
 
         If another replica has stored a record at this boundary first and it fits, that one is returned: all replicas
         must send the same view.
         """
         lookup, target, compaction = need.lookup, need.target, need.compaction
         layout, before, budget = lookup.layout, lookup.record, measured.budget_for(target)
-        original = measured.original(layout)
+        original = measured.original(layout, texts)
         if before is not None and same_block(compaction, before.compaction):
             # The block stays as it is, and with it the summary that is part of it.
             summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)

@@ -18,7 +18,7 @@ from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
 from proxy.core.compaction.record import CompactionRecord, load
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.stages import CompactionRules, EnabledStages
-from proxy.core.conversation import Item
+from proxy.core.conversation import UNREAD, Item
 from proxy.core.decisions import CountedView, FinalDecision, KnownRoute, Policy, Reject, TooLossy
 from proxy.core.errors import UllageError
 from proxy.core.models import Catalogue, ModelRule, Route
@@ -27,6 +27,7 @@ from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
 from proxy.core.tokens.counting import InjectedRules
+from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
@@ -34,7 +35,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
-from proxy.engine.reading import Reader, with_facts
+from proxy.engine.reading import Reader, read_numbers
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
@@ -279,7 +280,10 @@ def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
 
 def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    return with_facts(api_format, api_format.read_item(raw, count), raw, count, tools)
+    item = read_numbers(api_format, raw, count, tools)
+    if item.facts is UNREAD:
+        item = structs.replace(item, facts=facts_of(api_format.read_item_text(raw), tools.call, count))
+    return item
 
 
 def message_slices(body: bytes) -> list[bytes]:

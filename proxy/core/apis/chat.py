@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_item_list, no_marker
-from proxy.core.apis.items import digest, plain_user_message, text_item, text_message
+from proxy.core.apis.items import PLAIN, digest, plain_user_message, text_item, text_message
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -26,7 +26,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_steps import ONE_CALL, decode, objects
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import is_guess, is_media, part_tokens
 
 API = "chat"
@@ -96,8 +96,7 @@ def read_item(raw: bytes, count: Count) -> Item:
     message = decode(raw)
     if not isinstance(message, dict):
         raise InvalidRequest("Every element of 'messages' must be an object.")
-    plain = text_message(message, ROLES)
-    if plain is not None:
+    if len(message) == PLAIN and (plain := text_message(message, ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
@@ -107,10 +106,10 @@ def read_item(raw: bytes, count: Count) -> Item:
 
 def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
-    calls = _calls(message)
-    text, media, guess = _weigh(message, calls, count)
+    calls, answers = _calls(message), _answers(message)
     # The legacy call has no id and is named by its function, as its result is.
-    names, answers = tuple([call.id or f"function:{call.name}" for call in calls]), _answers(message)
+    names = tuple([call.id or f"function:{call.name}" for call in calls])
+    text, media, guess = _weigh(message, calls, count)
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
@@ -120,7 +119,7 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
 def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:
     """Return the tokens of a message with these *calls*: of its text, of its media, and those that are a guess."""
     text = PER_MESSAGE + PER_CALL * len(calls) + PER_NAME * bool(message.get("name"))
-    text += sum(map(count, _counted(message, calls)))
+    text += total_tokens(_counted(message, calls), count)
     if not isinstance(message.get("content"), list):
         return text, 0, 0
     prices = prices_of(count)
@@ -145,8 +144,7 @@ def _tokens(raw: bytes, count: Count) -> int:
 def read_item_text(raw: bytes) -> ItemText:
     """Return the texts of one message."""
     message = decode(raw)
-    plain = text_message(message, ROLES)
-    if plain is not None:
+    if len(message) == PLAIN and (plain := text_message(message, ROLES)):
         return ItemText(*plain)
     role = ROLES.get(str(message.get("role")), "user")
     media: tuple[str, ...] = ()

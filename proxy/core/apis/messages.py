@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_item_list
-from proxy.core.apis.items import Weight, digest, plain_user_message, text_item, text_message, weighed_item
+from proxy.core.apis.items import PLAIN, Weight, digest, plain_user_message, text_item, text_message, weighed_item
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -70,8 +70,7 @@ _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
     message = json_edit.decode_element(raw, LIST)
-    plain = text_message(message, _ROLES)
-    if plain is not None:
+    if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
     try:
         return _read(message, count, len(raw) > ONE_CALL)
@@ -188,8 +187,7 @@ def _weigh_sealed(block: Mapping[str, Any], weight: Weight, count: Count) -> Non
 def read_item_text(raw: bytes) -> ItemText:
     """Return the texts of one message."""
     message = decode(raw)
-    plain = text_message(message, _ROLES)
-    if plain is not None:
+    if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
         return ItemText(*plain)
     blocks = _blocks(message)
     role = _role(message, blocks)

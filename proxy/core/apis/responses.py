@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from proxy.core.apis import json_edit
 from proxy.core.apis.base import no_marker
-from proxy.core.apis.items import digest, text_item, text_message
+from proxy.core.apis.items import PLAIN, digest, text_item, text_message
 from proxy.core.apis.json_edit import (
     Slot,
     argument_slots,
@@ -32,7 +32,7 @@ from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import ONE_CALL, decode
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_in, prices_of
+from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
 
 API = "responses"
@@ -111,8 +111,7 @@ def with_item_list(body: bytes) -> bytes | None:
 def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
     value = json_edit.decode_element(raw, LIST)
-    plain = text_message(value, _ROLES, is_typed=True)
-    if plain is not None:
+    if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
         return text_item(value, *plain, PER_ITEM, count)
     try:
         return _read(value, count, len(raw) > ONE_CALL)
@@ -124,7 +123,7 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind = _kind(value)
     role = _role(value, kind)
     media, guess = _media_tokens(value, kind, prices_of(count))
-    text = PER_ITEM + sum(count(piece) for piece in _counted(value))
+    text = PER_ITEM + total_tokens(_counted(value), count)
     opaque = _opaque_tokens(value)
     sealed = opaque
     if kind not in _PLAIN and not kind.endswith("_output"):
@@ -155,7 +154,7 @@ def _tokens(raw: bytes, count: Count) -> int:
     """Return the tokens of one element's bytes, without the digest of its item."""
     value = decode(raw)
     media, _ = _media_tokens(value, _kind(value), prices_of(count))
-    return PER_ITEM + sum(count(piece) for piece in _counted(value)) + media + _opaque_tokens(value)
+    return PER_ITEM + total_tokens(_counted(value), count) + media + _opaque_tokens(value)
 
 
 def _opaque_tokens(value: dict[str, Any]) -> int:
@@ -219,8 +218,7 @@ def _role(value: Mapping[str, Any], kind: str) -> Role:
 def read_item_text(raw: bytes) -> ItemText:
     """Return the texts of one element."""
     value = decode(raw)
-    plain = text_message(value, _ROLES, is_typed=True)
-    if plain is not None:
+    if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
         return ItemText(*plain)
     kind = _kind(value)
     role = _role(value, kind)

@@ -188,7 +188,7 @@ class Stages:
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, base.cut), bisect_left(cuts, boundary)
 
-        folded = partial(self._folded, boundary, limit, base, levels.extra, bare)
+        folded = partial(self._folded, boundary, self._budget.affordable(limit), base, levels.extra, bare)
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
             most = levels.high
@@ -326,11 +326,11 @@ class Stages:
     def _block_tokens(self, cut: int, anchors: Sequence[int], limit: int, extra: int) -> tuple[int, int]:
         """The most that a block for the items before *cut* can take, and the part of it for digest and steps.
 
-        Both depend only on the sizes of the folded items, on *limit* and on *extra*, what the block of a chat may take
-        beyond its shares: it quotes both sides, so that not only the user's words count.
+        Both depend only on the sizes of the folded items, on *limit*, what a view may cost, and on *extra*, what the
+        block of a chat may take beyond its shares: it quotes both sides, so that not only the user's words count.
         """
         shares, allocation = self._rules.shares, self._rules.allocation
-        fixed, limit = self._budget.quantised_fixed, self._budget.affordable(limit)
+        fixed = self._budget.quantised_fixed
         users = self._layout.user_sums[cut] - sum(self._items[i].tokens for i in anchors)
         room = max(0, limit - fixed)
         pins = min(int(shares.pins * limit), users + users // 16)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
+from types import MappingProxyType
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap, minified
@@ -31,6 +32,9 @@ ReadItem = Callable[[bytes], Item]
 
 ReadText = Callable[[int], ItemText]
 """Returns the text of the item at an index."""
+
+NO_TEXTS: Mapping[int, ItemText] = MappingProxyType({})
+"""No item was read yet."""
 
 ITEMS_AT_ONCE = 8
 """Items whose texts are at hand while lines are written: those with results and with their calls, and later results."""
@@ -56,13 +60,17 @@ Four is the provider's limit: https://platform.claude.com/docs/en/build-with-cla
 
 @dataclass(frozen=True, slots=True)
 class OriginalItems:
-    """The items of one request as the client sent them: their bytes in ``body``, their numbers, and their structure."""
+    """The items of one request as the client sent them: their bytes in ``body``, their numbers, and their structure.
+
+    ``texts`` are those of items that were read for this request already, by index.
+    """
 
     body: bytes
     spans: tuple[Span, ...]
     items: Sequence[Item]
     layout: Layout
     api: ApiFormat
+    texts: Mapping[int, ItemText] = field(default_factory=dict, repr=False)
 
     def item(self, index: int) -> bytes:
         """The client's own bytes of one item."""
@@ -71,7 +79,7 @@ class OriginalItems:
 
     def text(self, index: int) -> ItemText:
         """The text of one item. A tool result that the client wrote as plain text counts as a result."""
-        return self.text_of(self.item(index), self.written_result(index))
+        return self.texts.get(index) or self.text_of(self.item(index), self.written_result(index))
 
     def text_of(self, item: bytes, written: WrittenResult | None) -> ItemText:
         """The text of an *item*, which is a tool result *written* as plain text unless that is None."""
@@ -296,10 +304,11 @@ def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemTex
     known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
     texts: dict[int, ItemText] = {}
     for index in indexes:
-        key = original.item(index), original.written_result(index)
-        text = known.get(key)
+        text = original.texts.get(index)
         if text is None:
-            text = known[key] = original.text_of(*key)
+            key = original.item(index), original.written_result(index)
+            text = known.get(key) or original.text_of(*key)
+            known[key] = text
         texts[index] = text
     return texts
 

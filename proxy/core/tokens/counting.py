@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -310,6 +310,19 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
             if len(self.short) < MOST_SHORT:
                 self.short[text] = size
         return size
+
+
+def total_tokens(texts: Iterable[str], count: Count) -> int:
+    """Return the tokens of all *texts*; a meter is not called for those that it remembers."""
+    if not isinstance(count, Meter):
+        return sum(map(count, texts))
+    total, remembered = 0, count.short
+    for text in texts:
+        size = remembered.get(text) if len(text) <= SHORT else None
+        if size is None:
+            size = count(text)
+        total += size
+    return total
 
 
 def prices_of(count: Count) -> Prices:

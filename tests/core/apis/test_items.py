@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item
 from proxy.core.apis.items import DEEPEST, IGNORED, digest, text_message
+from proxy.core.apis.json_steps import ONE_CALL
 from proxy.core.conversation import HASH_BYTES
 from tests.support import conversation_strategies
 from tests.support.api_cases import APIS
@@ -195,7 +196,13 @@ def test_only_a_role_and_a_text_are_such_a_message() -> None:
     """Another member, another type of content, a result or an empty text take the general way."""
     roles = {"assistant": "assistant", "tool": "tool"}
     assert text_message({"role": "ann", "content": "a"}, roles) == ("user", "a")
-    assert text_message({"role": "assistant", "content": "a", "type": "message"}, roles, is_typed=True) is not None
-    others: list[Message] = [SAID, PARTS, RESULT, {"role": "tool", "content": "a"}, {"role": "user", "content": ""}]
-    others += [{"role": "user", "content": "a", "type": "message"}, {"role": "", "content": "a"}, {"content": "a"}]
+    assert text_message({"role": "assistant", "content": "a", "type": "message"}, roles) == ("assistant", "a")
+    others: list[Message] = [PARTS, RESULT, {"role": "tool", "content": "a"}, {"role": "user", "content": ""}]
+    others += [{"role": "", "content": "a"}, {"content": "a"}, {"role": "user", "content": "a" * (ONE_CALL + 1)}]
     assert [text_message(message, roles) for message in others] == [None] * len(others)
+    said, unnamed = (
+        read_item(json.dumps(message).encode(), count_tokens)
+        for message in (SAID, {"role": "user", "content": "hello"})
+    )
+    assert said.tokens > unnamed.tokens
+    assert said.digest != unnamed.digest
