@@ -24,7 +24,7 @@ from rich.table import Table
 from proxy.core.request import Request
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.features.history.archive import Archive, ArchiveLimits
-from proxy.features.history.recorder import HistoryRecorder
+from proxy.features.history.notes import HistoryRecorder
 from proxy.store import Store, open_store
 from proxy.summaries.codec import dump
 from proxy.tasks import Tasks

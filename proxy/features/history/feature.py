@@ -12,7 +12,7 @@ from proxy.engine.features import Feature
 from proxy.features.history.archive import Archive, ArchiveLimits
 from proxy.features.history.budgets import ConversationBudgets, Key, Spending
 from proxy.features.history.history import History
-from proxy.features.history.recorder import NOTE_SECONDS, HistoryRecorder
+from proxy.features.history.notes import NOTE_SECONDS, HistoryRecorder
 from proxy.features.history.routes import HistoryRoutes
 from proxy.features.history.sessions import EarlierSessions
 from proxy.features.history.settings import archive_settings, budget_settings

@@ -7,14 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from proxy.core.errors import Conflict
-from proxy.features.history.notes import (
-    CompactionNote,
-    RequestNote,
-    compaction_json,
-    read_notes,
-    request_json,
-    summary_json,
-)
+from proxy.features.history.note_json import compaction_json, request_json, summary_json
+from proxy.features.history.notes import CompactionNote, RequestNote, read_notes
 from proxy.features.history.pages import (
     ITEM,
     Page,

@@ -1,17 +1,35 @@
-"""Notes on a conversation's compactions, summaries and last requests: how they are stored, and how callers see them.
+"""Notes on conversations: what they say, how they are stored, and when one is written.
 
-Notes hold figures and names, never a text.
+They are written after answers, for people to read and never for decisions. They hold figures and names, never a text.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import structs
 
+from proxy.core.compaction.record import CompactionRecord
+from proxy.core.conversation import Layout
+from proxy.core.decisions import CountedView
+from proxy.core.report import Report
+from proxy.engine.features import Feature
+from proxy.features.history.archive import Archive, items_removed
+from proxy.store.conversation_table import MOST_LISTED, ConversationTable
 from proxy.summaries.codec import NOTE_VERSION, SummaryNote
+
+NOTE_SECONDS: Final = 60.0
+"""Seconds between two notes on one summary that is skipped."""
+
+OTHERS_SAVED: Final = MOST_LISTED // 2
+"""Other conversations of a tenant after which one is saved again: half of those after which it is listed no more.
+
+The other half are those that other replicas may save meanwhile.
+"""
 
 
 class CompactionNote(msgspec.Struct, frozen=True, array_like=True):
@@ -114,112 +132,114 @@ def read_notes(values: Mapping[str, bytes], kind: type[SomeNote]) -> list[SomeNo
     return notes
 
 
-def request_json(note: RequestNote, now: float) -> dict[str, object]:
-    """Return the last request as callers see it. *now* is Unix time."""
-    upstream, _, model = note.route.partition(",")
-    pressure = None
-    if note.budget:
-        pressure = round(note.tokens_after / note.budget, 2)
-    return {
-        "upstream": upstream,
-        "model": model,
-        "api": note.api,
-        "age_seconds": _age_seconds(note.written_at, now),
-        "items": note.items,
-        "tokens_before": note.tokens_before,
-        "tokens_after": note.tokens_after,
-        "window": note.window,
-        "pressure": pressure,
-        "outcome": note.outcome,
-        "stages": list(note.stages),
-        "summary_tokens": note.summary_tokens,
-        "epoch": note.epoch,
-    }
+class HistoryRecorder(Feature):
+    """Writes notes on answered requests, and archives the items that left the view unless *archive* is None.
 
-
-def compaction_json(
-    note: CompactionNote, last_requests: Sequence[RequestNote], now: float, *, is_stored: bool
-) -> dict[str, object]:
-    """Return a compaction as callers see it. *is_stored* is True if the store has its record. *now* is Unix time.
-
-    Its state is ``active`` if the last view uses it, ``past`` if that uses another one, ``lost`` without a record.
+    *recent* has, for the last ``NOTE_SECONDS``, the number of conversations that each tenant saved, that number when a
+    conversation was saved, and the skipped summaries that got a note. *now* returns Unix time.
     """
-    upstream, _, model = note.route.partition(",")
-    state = "past"
-    if not is_stored:
-        state = "lost"
-    elif any(last.route == note.route and last.prefix_hash == note.prefix_hash for last in last_requests):
-        state = "active"
-    return {
-        "from": 0,
-        "to": note.cut,
-        "new_from": note.new_from,
-        "at": note.boundary,
-        "tokens_in": note.tokens_in,
-        "tokens_out": note.tokens_out,
-        "by": note.summary_by or "heuristic",
-        "summary_to": note.summary_length,
-        "age_seconds": _age_seconds(note.written_at, now),
-        "state": state,
-        "stages": list(note.stages),
-        "shortened": note.shortened,
-        "upstream": upstream,
-        "model": model,
-        "figures": {"window": note.window, "reserve": note.reserve, "fixed": note.fixed},
-        "archive": note.archive or None,
-    }
+
+    def __init__(
+        self,
+        conversations: ConversationTable,
+        recent: MutableMapping[tuple[object, ...], int],
+        now: Callable[[], float],
+        archive: Archive | None = None,
+    ) -> None:
+        self._conversations = conversations
+        self._recent = recent
+        self._now = now
+        self._archive = archive
+
+    def answered(self, view: CountedView, report: Report, status: int) -> None:
+        """Write a note on *view*, which was sent."""
+        del status
+        layout = view.layout
+        if layout is None or not layout.count or not report.conversation or report.observed:
+            return
+        root_hash, record = view.measured.root_hash(layout), view.edits.record
+        now, tenant, long_lived = self._now(), view.request.tenant, record is not None
+        key = (report.conversation, root_hash, long_lived)
+        saved, count = self._recent.get(key), self._recent.get((tenant,), 0)
+        if report.event or saved is None or count - saved >= OTHERS_SAVED:
+            self._recent[key] = self._recent[(tenant,)] = count + 1
+            forget = partial(self._recent.pop, key, None)
+            self._conversations.save_conversation(
+                tenant, report.conversation, root_hash, now, long_lived=long_lived, on_failure=forget
+            )
+        last = _request_note(report, view, layout, int(now))
+        self._conversations.save_note(tenant, root_hash, note_name(last), encode_note(last), long_lived=long_lived)
+        if record is None or not report.event:
+            return
+        note = _compaction_note(report, view, layout, record, int(now))
+        if self._archive is not None:
+            removed = items_removed(record.compaction, view.edits.previous, view.measured.parsed.items)
+            archived = self._archive.add(view, root_hash, removed)
+            # Folded user items whose text stays in the view: later conversations find them, too.
+            anchors = self._archive.add(view, root_hash, record.compaction.anchors)
+            note = structs.replace(note, archive=archived, anchors=anchors)
+        self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
+
+    def note_summary(self, tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
+        """Write *note*; at most one in ``NOTE_SECONDS`` for a summary that is skipped again and again."""
+        if note.state == "skipped":
+            key = (note.reason, root_hash + note.last_compaction)
+            if key in self._recent:
+                return
+            self._recent[key] = True
+        self._conversations.save_note(tenant, root_hash, note_name(note), encode_note(note), long_lived=True)
 
 
-def summary_json(
-    note: SummaryNote,
-    compactions: Sequence[CompactionNote],
-    now: float,
-    *,
-    has_text: bool,
-    has_lease: bool,
-    has_failure: bool,
-) -> dict[str, object]:
-    """Return a summary as callers see it. *now* is Unix time.
-
-    The flags state what the store has: its text, the lease of a worker that writes it, the mark of a failure after
-    which the model is not called again for some time.
-    """
-    retry = None
-    if has_failure and note.state == "failed" and not has_text:
-        retry = max(0, note.retry_at - int(now))
-    return {
-        "from": 0,
-        "to": note.length,
-        "tokens_in": note.tokens_in,
-        "tokens_out": note.tokens_out,
-        "by": note.model,
-        "upstream": note.upstream,
-        "age_seconds": _age_seconds(note.written_at, now),
-        "state": _summary_state(note, compactions, has_text=has_text, has_lease=has_lease),
-        "reason": note.reason,
-        "retry_in_seconds": retry,
-    }
+def _request_note(report: Report, view: CountedView, layout: Layout, now: int) -> RequestNote:
+    boundary, prefix_hash = 0, b""
+    if view.edits.record is not None:
+        boundary = view.edits.record.compaction.boundary
+        prefix_hash = view.measured.prefix_hashes[boundary - 1]
+    return RequestNote(
+        version=NOTE_VERSION,
+        written_at=now,
+        route=view.measured.known.route.name,
+        api=report.api,
+        items=layout.count,
+        window=report.window or 0,
+        budget=report.budget or 0,
+        tokens_before=report.tokens_before or 0,
+        tokens_after=report.tokens_after or 0,
+        outcome=report.outcome,
+        stages=report.stages,
+        boundary=boundary,
+        prefix_hash=prefix_hash,
+        epoch=report.epoch,
+        summary_tokens=report.summary_tokens,
+    )
 
 
-def _summary_state(note: SummaryNote, compactions: Sequence[CompactionNote], *, has_text: bool, has_lease: bool) -> str:
-    """Return the state of a summary: that of its note, corrected by what the store has."""
-    if has_text:
-        return _use_of_text(note, [compaction for compaction in compactions if compaction.route == note.route])
-    if note.state == "pending" and has_lease:
-        return "pending"
-    if note.state in ("pending", "ready"):
-        return "lost"
-    return note.state
-
-
-def _use_of_text(note: SummaryNote, compactions: Sequence[CompactionNote]) -> str:
-    """Return ``used`` if a compaction has the text, ``unused`` if one folded as much without it, else ``ready``."""
-    if any(compaction.summary_length == note.length and compaction.summary_by for compaction in compactions):
-        return "used"
-    if any(compaction.cut >= note.length for compaction in compactions):
-        return "unused"
-    return "ready"
-
-
-def _age_seconds(written_at: int, now: float) -> int:
-    return max(0, int(now) - written_at)
+def _compaction_note(
+    report: Report, view: CountedView, layout: Layout, record: CompactionRecord, now: int
+) -> CompactionNote:
+    measured, compaction, previous = view.measured, record.compaction, view.edits.previous
+    ratio, tokens_in, new_from = measured.known.token_ratio, 0, 0
+    if previous is not None:
+        new_from = previous.cut
+    if compaction.cut:
+        anchored = sum(measured.parsed.items[index].tokens for index in compaction.anchors)
+        tokens_in = int((layout.sums[compaction.cut] - anchored) * ratio)
+    return CompactionNote(
+        version=NOTE_VERSION,
+        written_at=now,
+        route=measured.known.route.name,
+        prefix_hash=measured.prefix_hashes[compaction.boundary - 1],
+        boundary=compaction.boundary,
+        new_from=new_from,
+        cut=compaction.cut,
+        tokens_in=tokens_in,
+        tokens_out=report.regions.get("summary", 0),
+        summary_by=record.summary_by,
+        summary_length=record.summary_length,
+        stages=compaction.stages,
+        shortened=len(compaction.shortened),
+        window=int(record.window * ratio),
+        reserve=int(record.reserve * ratio),
+        fixed=int(record.fixed * ratio),
+        project=view.request.options.project,
+    )
