@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from proxy.core.compaction.record import NO_COMPACTION, Compaction
 from proxy.core.conversation import NO_FACTS, Injected, Item
-from proxy.core.tool_calls import Pair, pairs_of
+from proxy.core.tool_calls import Pair
 
 LARGE: Final = 0.30
 """Share of the room left from which fresh results get a warning, each alone or all together."""
@@ -118,28 +118,25 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
     return FreshResults(tuple(reversed(tokens)), room - total + newest)
 
 
-def files_read(items: Sequence[Item], compaction: Compaction = NO_COMPACTION) -> int:
-    """Return how many different files the view of *items* shows as read, after *compaction*.
+def files_read(pairs: Iterable[Pair], compaction: Compaction = NO_COMPACTION) -> int:
+    """Return how many different files a view shows as read by the calls of *pairs*, after *compaction*.
 
-    Folded rounds and old results that left the view show none. Raises ``FactsMissing`` if the facts of calls and
-    results were not read.
+    Folded rounds and old results that left the view show none.
     """
     removed = {placeholder.index for placeholder in compaction.placeholders}
-    pairs = [pair for pair in pairs_of(items, compaction.cut, len(items)) if pair.index not in removed]
-    paths = [pair.call.paths for pair in pairs if pair.call.kind == "file_read" and pair.result.ok]
+    shown = [pair for pair in pairs if pair.call_index >= compaction.cut and pair.index not in removed]
+    paths = [pair.call.paths for pair in shown if pair.call.kind == "file_read" and pair.result.ok]
     return len({path for read in paths for path in read})
 
 
-def needless_items(items: Sequence[Item], system: Sequence[Injected] = ()) -> dict[str, int]:
+def needless_items(items: Sequence[Item], pairs: Sequence[Pair], system: Sequence[Injected] = ()) -> dict[str, int]:
     """Return tokens that a client could do without: repeated messages, results and skills, and long listings.
 
-    *system* are the injected parts of the system text before the items. Raises ``FactsMissing`` if the facts of calls
-    and results were not read.
+    *pairs* are all results of *items* with their calls, *system* the injected parts of the system text before them.
     """
     tokens = {"repeated_message": _repeated_messages(items), "repeated_result": 0, "listing": 0}
     if system or any(item.injected for item in items):
         tokens["skill"] = repeated_skills(items, system)
-    pairs = pairs_of(items, 0, len(items))
     digests: set[int] = set()
     for pair, size in zip(pairs, _result_tokens(items, pairs), strict=True):
         result = pair.result
@@ -156,16 +153,12 @@ def _result_tokens(items: Sequence[Item], pairs: Sequence[Pair]) -> list[int]:
     tokens: list[int] = []
     index, whole = -1, 1
     for pair in pairs:  # in the order of their items
+        item = items[pair.index]
         if pair.index != index:
             index = pair.index
-            whole = _size_of_results(items[index])
-        tokens.append(items[index].tokens * pair.result.size // whole)
+            whole = max(1, sum([result.size for result in (item.facts or NO_FACTS).results]))
+        tokens.append(item.tokens * pair.result.size // whole)
     return tokens
-
-
-def _size_of_results(item: Item) -> int:
-    """Return the bytes of all results of *item*, at least one."""
-    return max(1, sum(result.size for result in (item.facts or NO_FACTS).results))
 
 
 def _repeated_messages(items: Sequence[Item]) -> int:

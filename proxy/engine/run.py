@@ -7,7 +7,7 @@ passed on, the one that writes it to the client. A report has figures in the pro
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -37,6 +37,7 @@ from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome,
 from proxy.core.request import ALL_ITEMS, Request, public_session_name
 from proxy.core.tokens.budget import Allocation, borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
+from proxy.core.tool_calls import Pair, pairs_of
 from proxy.core.waste import LARGE, files_read, needless_items
 from proxy.engine.ports import Clock, Reply
 from proxy.engine.replies import DrainedReply
@@ -207,7 +208,10 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     if not members["conversation"] and view.layout is not None:
         members["conversation"] = base64.urlsafe_b64encode(measured.root_hash(view.layout)[:12]).decode()
     members["client_compaction"] = measured.client_compaction
-    members |= _optional_part(view, policy.rules.allocation, by_region) | facts
+    pairs: list[Pair] | None = None
+    if measured.has_facts:
+        pairs = pairs_of(measured.parsed.items, 0, len(measured.parsed.items))
+    members |= _optional_part(view, policy.rules.allocation, by_region, pairs) | facts
     outcome: Outcome = "verbatim"
     reason, stages = _counted_reason(view), edits.stages
     if request.prepared:
@@ -227,7 +231,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         regions=to_provider_tokens(by_region, ratio),
         event=edits.compacted_now,
         observed=bool(view.observation),
-        **_newest_part(view),
+        **_newest_part(view, pairs),
     )
 
 
@@ -347,8 +351,10 @@ def _counted_reason(view: CountedView) -> str:
     return ""
 
 
-def _optional_part(view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int]) -> dict[str, Any]:
-    """Return the members of a report that only some counted views have."""
+def _optional_part(
+    view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int], pairs: Sequence[Pair] | None
+) -> dict[str, Any]:
+    """Return the members of a report that only some counted views have; *pairs* as for ``_newest_part``."""
     budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
     members: dict[str, Any] = {}
     if view.known.window is not None:
@@ -361,17 +367,18 @@ def _optional_part(view: CountedView, allocation: Allocation | None, by_region: 
         members["summary_tokens"] = record.summary_spent
         if not view.observation:
             compaction = record.compaction
-    if view.measured.has_facts:
-        members["files_read"] = files_read(view.measured.parsed.items, compaction)
+    if pairs is not None:
+        members["files_read"] = files_read(pairs, compaction)
     return members
 
 
 _ANSWERS: Final = attrgetter("answers")
 
 
-def _newest_part(view: CountedView) -> dict[str, Any]:
+def _newest_part(view: CountedView, pairs: Sequence[Pair] | None) -> dict[str, Any]:
     """Return the members of a report about items that no earlier request had.
 
+    *pairs* are all results with their calls, None if their facts were not read.
     ``large_result`` is the share of the room left that the largest fresh result takes, if it is worth a warning: the
     client can still request less. ``repeated_prefix`` is the share of the view that is equal to the beginning of the
     request before, which a provider's prompt cache may hold: only system text and tools after a compaction.
@@ -382,8 +389,8 @@ def _newest_part(view: CountedView) -> dict[str, Any]:
     fresh, largest = sum(results), max(results, default=0)
     large = LARGE * (view.budget.input - counts.total + fresh)
     waste: dict[str, int] = {}
-    if view.edits.compacted_now:
-        waste = needless_items(items, counts.beside.injected)
+    if view.edits.compacted_now and pairs is not None:
+        waste = needless_items(items, pairs, counts.beside.injected)
     newest = sum(item.tokens for item in items[unread_from(items, len(items)) :] if item.role != "system")
     members: dict[str, Any] = {"newest_tokens": int(newest * ratio)}
     if 0 < large < fresh:

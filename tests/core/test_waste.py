@@ -9,6 +9,7 @@ from typing import Any
 from proxy.core.apis import chat
 from proxy.core.compaction.record import Compaction, Placeholder
 from proxy.core.conversation import Call, Injected, Item, ItemFacts, Result
+from proxy.core.tool_calls import pairs_of
 from proxy.core.waste import (
     EXCERPT,
     SHORTEST,
@@ -105,6 +106,11 @@ def conversation(*calls: tuple[str, dict[str, Any], str]) -> list[Item]:
     return items
 
 
+def waste_of(items: list[Item]) -> dict[str, int]:
+    """What a client could do without of *items*."""
+    return needless_items(items, pairs_of(items, 0, len(items)))
+
+
 def test_files_are_counted_once() -> None:
     """Only readings that succeeded count, each file once, and not those that left the view."""
     items = conversation(
@@ -114,9 +120,10 @@ def test_files_are_counted_once() -> None:
         ("Read", {"file_path": "gone.py"}, "Error: no such file"),
         ("Bash", {"command": "cat c.py"}, "text"),
     )
-    assert files_read(items) == 2
-    assert files_read(items, Compaction(len(items), 4, 0)) == 1
-    assert files_read(items, Compaction(len(items), 0, 0, placeholders=(Placeholder(3, "old"),))) == 1
+    pairs = pairs_of(items, 0, len(items))
+    assert files_read(pairs) == 2
+    assert files_read(pairs, Compaction(len(items), 4, 0)) == 1
+    assert files_read(pairs, Compaction(len(items), 0, 0, placeholders=(Placeholder(3, "old"),))) == 1
     assert files_read([]) == 0
 
 
@@ -131,9 +138,9 @@ def test_results_that_could_be_spared_are_counted() -> None:
         ("Bash", {"command": "make"}, "ok"),
         ("Glob", {"pattern": "*.md"}, "README.md"),
     )
-    found = needless_items(items)
+    found = waste_of(items)
     assert found == {"repeated_result": items[5].tokens, "listing": items[3].tokens}
-    assert needless_items(items[:2]) == {}
+    assert waste_of(items[:2]) == {}
 
 
 def test_messages_that_repeat_are_counted() -> None:
@@ -142,7 +149,7 @@ def test_messages_that_repeat_are_counted() -> None:
     short = {"role": "user", "content": "Go on."}
     written = [json.dumps(rules), json.dumps(short), json.dumps(rules, indent=1), json.dumps(short), json.dumps(rules)]
     items = [read_one(chat, text.encode(), count_tokens, tool_map_of_package()) for text in written]
-    assert needless_items(items) == {"repeated_message": 2 * items[0].tokens}
+    assert waste_of(items) == {"repeated_message": 2 * items[0].tokens}
 
 
 def test_the_results_of_an_item_are_added_up_once() -> None:
@@ -164,5 +171,5 @@ def test_the_results_of_an_item_are_added_up_once() -> None:
         Item("assistant", 10, 0, b"", names, facts=ItemFacts((call,) * 50)),
         Item("tool", 5_000, 0, b"", (), names, facts=ItemFacts((), results)),
     ]
-    assert needless_items([*items, *items]) == {"repeated_result": 5_000}
+    assert waste_of([*items, *items]) == {"repeated_result": 5_000}
     assert added_up <= 4
