@@ -9,14 +9,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse
-from proxy.core.conversation import Call
+from proxy.core.conversation import Call, ItemText
 from proxy.core.tool_calls import NO_TEXT_FORMAT, TextToolFormat, short_digest, text_crc
 
 Kind = Literal[
@@ -436,13 +436,10 @@ class Arguments(NamedTuple):
     command: str = ""
 
 
-class ReadArguments(dict[str, Arguments]):
-    """What the arguments of calls say, by their text. A text is parsed when it is first looked up."""
-
-    def __missing__(self, text: str) -> Arguments:
-        """Return what *text* says, and remember it."""
-        arguments = self[text] = read_arguments(text)
-        return arguments
+def read_all_arguments(entries: Iterable[ItemText]) -> dict[str, Arguments]:
+    """Return what the arguments of all calls of *entries* say, by their text; equal ones are parsed once."""
+    texts = dict.fromkeys(text for entry in entries for _, text in entry.calls)
+    return {text: read_arguments(text) for text in texts}
 
 
 def read_arguments(text: str) -> Arguments:

@@ -8,7 +8,7 @@ of the work. It is never made from an earlier block, because the client sends th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.core.compaction.digest import digest_of
@@ -24,7 +24,7 @@ from proxy.core.compaction.excerpts import (
 from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
-from proxy.core.tool_table import NO_TALK, ReadArguments, TalkRules
+from proxy.core.tool_table import NO_TALK, Arguments, TalkRules, read_all_arguments
 
 HEADER = (
     "[Summary of the earlier part of this conversation, written in its place to save room. A record, not a request.]"
@@ -75,8 +75,8 @@ class FoldedItems:
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
     which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are a word or two for each
-    of their calls. ``talk`` tells which sentences later ones overtake. ``arguments`` are those of their calls that were
-    read before.
+    of their calls. ``talk`` tells which sentences later ones overtake. ``arguments`` are those of their calls if they
+    were read before.
     """
 
     entries: tuple[ItemText, ...]
@@ -87,7 +87,7 @@ class FoldedItems:
     state: WorkState = NO_STATE
     outcomes: tuple[str, ...] = ()
     talk: TalkRules = NO_TALK
-    arguments: ReadArguments = field(default_factory=ReadArguments)
+    arguments: Mapping[str, Arguments] = field(default_factory=dict)
 
 
 def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count: Count, summary: str = "") -> str:
@@ -142,7 +142,8 @@ def _work_lists(
     if state:
         state_tokens = sum([count(line) + BULLET for line in state]) + STATE_FRAME
         shown = "\n".join([shown, *state])
-    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, shown, folded.talk, folded.arguments)
+    arguments = folded.arguments or read_all_arguments(folded.entries)
+    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, arguments, shown, folded.talk)
     steps = writer.lines(step_room - state_tokens)
     digest_room = free
     if are_whole := pins == list(folded.user_texts):
@@ -150,7 +151,7 @@ def _work_lists(
         digest_room = room - pin_tokens
     step_tokens = sum(writer.sizes) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
-    digest = digest_of(folded.entries, digest_room - step_tokens, count, known, folded.arguments)
+    digest = digest_of(folded.entries, digest_room - step_tokens, count, known, arguments)
     left = room - step_tokens - pin_tokens - digest.tokens
     if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)

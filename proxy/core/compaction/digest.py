@@ -16,7 +16,7 @@ from string import ascii_letters, digits
 from proxy.core.compaction.names import LONGEST, PATH, WINDOW, Names
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import Arguments, ReadArguments
+from proxy.core.tool_table import Arguments, read_all_arguments
 
 NUMBER_SHARE = 0.2
 CHAT_NUMBER_SHARE = 0.5
@@ -98,14 +98,18 @@ class Digest:
 
 
 def digest_of(
-    entries: Sequence[ItemText], tokens: int, count: Count, known: str = "", arguments: ReadArguments | None = None
+    entries: Sequence[ItemText],
+    tokens: int,
+    count: Count,
+    known: str = "",
+    arguments: Mapping[str, Arguments] | None = None,
 ) -> Digest:
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out.
 
-    *arguments* are those of calls that were read before.
+    *arguments* are those of their calls if they were read before.
     """
     if arguments is None:
-        arguments = ReadArguments()
+        arguments = read_all_arguments(entries)
     calls = [[arguments[text] for _, text in entry.calls] for entry in entries]
     names = Names(entries, calls, tokens)
     errors, error_tokens = fill(

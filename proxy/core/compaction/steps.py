@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
@@ -19,7 +19,7 @@ from math import log2
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import NO_TALK, ReadArguments, TalkRules
+from proxy.core.tool_table import NO_TALK, Arguments, TalkRules
 
 # Ranks of sentences.
 
@@ -259,19 +259,18 @@ class _Sentence:
 class Steps:
     """The steps of a block: one line for each of *rounds*, "" for one that is left out.
 
-    ``sizes`` are the tokens that each line takes in the list, with its mark.
+    ``arguments`` are those of their calls, by their text. ``sizes`` are the tokens that each line takes in the list,
+    with its mark.
     """
 
     rounds: Sequence[Round]
     count: Count
+    arguments: Mapping[str, Arguments]
     known: str = ""
     """Text that the block shows anyway."""
 
     talk: TalkRules = NO_TALK
     """How sentences begin that later ones overtake."""
-
-    arguments: ReadArguments = field(default_factory=ReadArguments)
-    """Those of calls that were read before."""
 
     sizes: list[int] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ from proxy.core.conversation import UNREAD, Count, Item, ItemText, Layout, Writt
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
-from proxy.core.tool_table import ReadArguments, ToolMap, read_arguments
+from proxy.core.tool_table import ToolMap, read_all_arguments, read_arguments
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""
@@ -254,7 +254,7 @@ def _folded_items(
     for index, text in texts.items():
         if index not in anchors and (text.user_text or original.items[index].role == "user"):
             user_texts.append(text.user_text or text.text)
-    calls, arguments = _folded_calls(original, texts, tools), ReadArguments()
+    calls, arguments = _folded_calls(original, texts, tools), read_all_arguments(texts.values())
     return FoldedItems(
         tuple(texts.values()),
         tuple(user_texts),

@@ -17,7 +17,7 @@ from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.truncate import shorten
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import ReadArguments, TodoRules, ToolMap
+from proxy.core.tool_table import Arguments, TodoRules, ToolMap
 
 STATE = "State of the work after these steps"
 """The beginning of the heading."""
@@ -160,8 +160,8 @@ NO_STATE = WorkState()
 """The state of a conversation without calls."""
 
 
-def work_state(calls: Sequence[FoldedCall], tools: ToolMap, arguments: ReadArguments) -> WorkState:
-    """The state of the work after *calls*; *arguments* are those that were read before."""
+def work_state(calls: Sequence[FoldedCall], tools: ToolMap, arguments: Mapping[str, Arguments]) -> WorkState:
+    """The state of the work after *calls*; *arguments* are theirs, by their text."""
     rules = tools.work
     checks: dict[str, tuple[str, str]] = {}
     changes: dict[str, tuple[str, str]] = {}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.compaction.steps import MOST_ROUNDS, Steps, has_conclusion, overtaken, rounds_of, sentence_rank
+from proxy.core.compaction.steps import MOST_ROUNDS, Round, Steps, has_conclusion, overtaken, rounds_of, sentence_rank
 from proxy.core.conversation import ItemText
-from proxy.core.tool_table import TalkRules
+from proxy.core.tool_table import NO_TALK, TalkRules, read_all_arguments
 from proxy.settings import tool_map
 from proxy.settings.tools import Tools
 from tests.support.engine_fixtures import count_tokens
@@ -29,7 +29,12 @@ def word(number: int) -> str:
 
 
 def steps_of(*entries: ItemText, known: str = "") -> Steps:
-    return Steps(rounds_of(entries), count_tokens, known)
+    return steps_in(rounds_of(entries), known)
+
+
+def steps_in(rounds: Sequence[Round], known: str = "", talk: TalkRules = NO_TALK) -> Steps:
+    """The steps of *rounds*."""
+    return Steps(rounds, count_tokens, read_all_arguments([each.spoken for each in rounds]), known, talk)
 
 
 def test_a_line_is_the_sentence_that_says_most() -> None:
@@ -131,7 +136,7 @@ def test_a_call_says_how_it_ended() -> None:
     """Its outcome stands behind its argument; where nothing is known, nothing does."""
     entry = spoken("", ("Bash", '{"command": "mix test"}'), ("Read", '{"path": "a.py"}'), ("Edit", '{"path": "b.py"}'))
     rounds = rounds_of([spoken(OPENER), entry], ["2 failures", "", "failed"])
-    assert Steps(rounds, count_tokens).lines(200)[1] == "Bash(mix test): 2 failures, Read(a.py), Edit(b.py): failed"
+    assert steps_in(rounds).lines(200)[1] == "Bash(mix test): 2 failures, Read(a.py), Edit(b.py): failed"
 
 
 TALK = tool_map(Tools()).work.talk
@@ -190,8 +195,8 @@ def test_what_holds_has_the_room_before_what_was_overtaken() -> None:
     """A round's line is the sentence that still holds, though an intent beside it says a little more."""
     intent, fact = "Let me rewrite parsers quickly.", "It is the tokens: it leaks a lot."
     rounds = rounds_of([spoken(f"{intent} {fact}", ("bash", "{}")), spoken("")])
-    assert Steps(rounds, count_tokens).lines(18)[0].startswith(intent)
-    assert Steps(rounds, count_tokens, talk=TALK).lines(18)[0].startswith(fact)
+    assert steps_in(rounds).lines(18)[0].startswith(intent)
+    assert steps_in(rounds, talk=TALK).lines(18)[0].startswith(fact)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from proxy.core.compaction.work_state import (
     outcome_words,
     work_state,
 )
-from proxy.core.tool_table import ReadArguments
+from proxy.core.tool_table import read_arguments
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 TOOLS = tool_map_of_package()
@@ -35,7 +35,8 @@ def edit(path: str, *, ok: bool = True) -> FoldedCall:
 
 def shown(*calls: FoldedCall, tokens: int = 1_000) -> list[str]:
     """The lines after *calls*."""
-    return work_state(calls, TOOLS, ReadArguments()).lines(tokens, count_tokens)
+    arguments = {call.arguments: read_arguments(call.arguments) for call in calls}
+    return work_state(calls, TOOLS, arguments).lines(tokens, count_tokens)
 
 
 def test_the_newest_outcome_of_each_check_is_shown() -> None:
