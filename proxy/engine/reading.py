@@ -46,9 +46,6 @@ MANY, LEAST_ITEM = 1_000, 16
 """A body with more than ``MANY`` items of fewer than ``LEAST_ITEM`` bytes on average is refused: no API has such short
 messages, and each costs as much as one of hundreds of bytes."""
 
-REPEATED = 256
-"""Bytes of the longest item that is searched among the others of its body before its digest is computed."""
-
 SEED = int.from_bytes(os.urandom(8), "big")
 """Seeds the keys of the caches. They never leave the process, so a fast hash is enough; stored or sent names are keyed
 and cryptographic. https://github.com/Cyan4973/xxHash#performance-on-small-data"""
@@ -340,21 +337,18 @@ class Reader:
     ) -> tuple[Item, ...]:
         count = self._meter(way)
         items: list[Item] = []
-        read: dict[bytes, Item] = {}
-        repeated: dict[bytes, Item] = {}
+        known: dict[bytes, Item] = {}  # a body may repeat an item thousands of times
+        new: list[tuple[bytes, Item]] = []
         for start, end in spans:
             raw = body[start:end]
-            short = len(raw) <= REPEATED
-            item = repeated.get(raw) if short else None
+            name = name_in(scope, raw)
+            item = known.get(name) or self._items.get(name)
             if item is None:
-                key = name_in(scope, raw)
-                item = read.get(key) or self._items.get(key)
-                if item is None:
-                    item = read[key] = read_numbers(api_format, raw, count, self.tools)
-                if short:
-                    repeated[raw] = item
+                item = read_numbers(api_format, raw, count, self.tools)
+                new.append((name, item))
+            known[name] = item
             items.append(item)
-        for name, item in read.items():
+        for name, item in new:
             self._items[name] = item
         if len(count.short) > KEPT_SHORT:
             self._meters.pop(way, None)

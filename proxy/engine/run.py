@@ -208,7 +208,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     if not members["conversation"] and view.layout is not None:
         members["conversation"] = base64.urlsafe_b64encode(measured.root_hash(view.layout)[:12]).decode()
     members["client_compaction"] = measured.client_compaction
-    pairs: list[Pair] | None = None
+    pairs: Sequence[Pair] = ()
     if measured.has_facts:
         pairs = pairs_of(measured.parsed.items, 0, len(measured.parsed.items))
     members |= _optional_part(view, policy.rules.allocation, by_region, pairs) | facts
@@ -352,7 +352,7 @@ def _counted_reason(view: CountedView) -> str:
 
 
 def _optional_part(
-    view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int], pairs: Sequence[Pair] | None
+    view: CountedView, allocation: Allocation | None, by_region: Mapping[str, int], pairs: Sequence[Pair]
 ) -> dict[str, Any]:
     """Return the members of a report that only some counted views have; *pairs* as for ``_newest_part``."""
     budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
@@ -367,7 +367,7 @@ def _optional_part(
         members["summary_tokens"] = record.summary_spent
         if not view.observation:
             compaction = record.compaction
-    if pairs is not None:
+    if view.measured.has_facts:
         members["files_read"] = files_read(pairs, compaction)
     return members
 
@@ -375,10 +375,10 @@ def _optional_part(
 _ANSWERS: Final = attrgetter("answers")
 
 
-def _newest_part(view: CountedView, pairs: Sequence[Pair] | None) -> dict[str, Any]:
+def _newest_part(view: CountedView, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return the members of a report about items that no earlier request had.
 
-    *pairs* are all results with their calls, None if their facts were not read.
+    *pairs* are all results with their calls; none if their facts were not read.
     ``large_result`` is the share of the room left that the largest fresh result takes, if it is worth a warning: the
     client can still request less. ``repeated_prefix`` is the share of the view that is equal to the beginning of the
     request before, which a provider's prompt cache may hold: only system text and tools after a compaction.
@@ -389,7 +389,7 @@ def _newest_part(view: CountedView, pairs: Sequence[Pair] | None) -> dict[str, A
     fresh, largest = sum(results), max(results, default=0)
     large = LARGE * (view.budget.input - counts.total + fresh)
     waste: dict[str, int] = {}
-    if view.edits.compacted_now and pairs is not None:
+    if view.edits.compacted_now:
         waste = needless_items(items, pairs, counts.beside.injected)
     newest = sum(item.tokens for item in items[unread_from(items, len(items)) :] if item.role != "system")
     members: dict[str, Any] = {"newest_tokens": int(newest * ratio)}
