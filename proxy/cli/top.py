@@ -101,7 +101,7 @@ def read(address: str, key: str) -> Reading:
     except ValueError as error:
         raise CannotRead(f"{address} is no http(s) URL: {error}") from error
     except OSError as error:
-        raise CannotRead(f"{address} does not answer: {error.strerror or error}") from error
+        raise CannotRead(f"{address} does not answer: {error.strerror or error}. Name another with --url.") from error
     except http.client.HTTPException as error:
         raise CannotRead(f"{address} does not answer in HTTP: {error}") from error
     if status in KEY_REQUIRED:

@@ -114,7 +114,9 @@ class OwnRoutes:
             self._access.check_origin(headers)
             self._access.check_admin(headers, request.headers.keys())
             return _json(200, dict(self._status()))
-        raise NotFound("There is no such page here: base URLs of the API end in /v1.")
+        raise NotFound(
+            "There is no such page here: base URLs of the API end in /v1, and a feature that is off has no pages."
+        )
 
 
 def _json(status: int, value: dict[str, object]) -> tuple[int, bytes, str]:

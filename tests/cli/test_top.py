@@ -220,7 +220,7 @@ async def test_a_terminal_is_kept_up_to_date(stub: StartStub, proxy: StartProxy)
 
 def test_what_cannot_be_read_has_a_sentence() -> None:
     """No listener, no address, and a server that is no Ullage."""
-    with pytest.raises(CannotRead, match="does not answer"):
+    with pytest.raises(CannotRead, match=r"does not answer: .*\. Name another with --url\."):
         read(f"http://127.0.0.1:{free_port()}", "")
     with pytest.raises(CannotRead, match=r"no http\(s\) URL"):
         read("here", "")

@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[\w-]{16}", re.ASCII)
 _NO_CONVERSATION: Final = (
     "There is no such conversation of yours. One is known from its first request above half of the low mark on."
 )
-_NOT_ARCHIVED: Final = "Nothing of yours is archived under this reference, or not any more."
+_NOT_ARCHIVED: Final = "Nothing of yours is archived here, or not any more. Items are, if archive.enabled is set."
 _NO_REQUEST: Final = (
     'Send {"conversation": ID}, with the ID that answers carry in x-ullage-conversation, and if you like a "share" '
     "between 0 and 1."

@@ -140,6 +140,18 @@ async def test_other_requests_are_refused(
         assert status(await at.ask("GET", "/health/live")) == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("archive/" + "A" * 43, "archive.enabled"), ("memories", "a feature that is off has no pages")],
+)
+async def test_what_a_feature_that_is_off_would_answer_names_it(path: str, says: str) -> None:
+    """A caller who finds nothing is told what has to be on for it."""
+    async with running_server(open_routes=history_routes) as at:
+        got = await at.ask("GET", f"/ullage/api/{path}", b"", MINE)
+        assert status(got) == 404
+        assert says in json.loads(got.body)["error"]["message"]
+
+
 async def test_a_caller_has_a_rate_limit() -> None:
     """Beyond the burst a caller gets 429 and when to come back; others are not affected."""
     async with running_server(open_routes=history_routes) as at:
