@@ -50,6 +50,9 @@ HOUSEKEEPING = frozenset(
 SETTLED = 0.3
 """Seconds after an answer in which what happens behind it still belongs to its request."""
 
+LONGEST_SETTLE = 10.0
+"""Seconds after which a busy machine is waited for no longer: the proxy closes a connection that is idle for 15."""
+
 LOOKS, BETWEEN_LOOKS = 3, 0.02
 """How often in a row a process is looked at that seems to do nothing, and seconds between."""
 
@@ -223,10 +226,11 @@ def _measure(hook: Hook, client: Client) -> dict[str, dict[str, int | str]]:
 
 
 def _settle(hook: Hook) -> None:
-    """Return after ``SETTLED`` seconds, and not before the proxy has nothing left to do, on however busy a machine."""
+    """Return after ``SETTLED`` seconds, and as a rule not before the proxy has nothing left to do."""
+    latest = time.monotonic() + LONGEST_SETTLE
     time.sleep(SETTLED)
     looks = 0
-    while looks < LOOKS:
+    while looks < LOOKS and time.monotonic() < latest:
         before = hook.calls
         time.sleep(BETWEEN_LOOKS)
         looks = looks + 1 if hook.calls == before and _all_others_sleep() else 0
