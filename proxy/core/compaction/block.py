@@ -24,6 +24,7 @@ from proxy.core.compaction.excerpts import (
 from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
+from proxy.core.tokens.counting import unremembered
 from proxy.core.tool_table import NO_TALK, Arguments, TalkRules, read_all_arguments
 
 HEADER = (
@@ -107,7 +108,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     write = _work_lists
     if folded.entries and not any(entry.calls or entry.role == "tool" for entry in folded.entries):
         write = _chat_lists  # no tool was used
-    lists = write(folded, user_texts, room, free, count, section)
+    lists = write(folded, user_texts, room, free, unremembered(count), section)
     block = _joined_sections(folded, section, lists)
     most = block_tokens + count(folded.task) + count(folded.newest)
     # The parts were counted one by one; together they may take a little more.

@@ -325,6 +325,13 @@ def total_tokens(texts: Iterable[str], count: Count) -> int:
     return total
 
 
+def unremembered(count: Count) -> Count:
+    """Return *count* without the memory of a meter: for lines and names that are counted once."""
+    if isinstance(count, Meter):
+        return count.text
+    return count
+
+
 def prices_of(count: Count) -> Prices:
     """Return the prices of media that belong to *count*: the default ones unless it is a ``Meter``."""
     if isinstance(count, Meter):
