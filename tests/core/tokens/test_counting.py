@@ -12,6 +12,7 @@ from proxy.core.tokens.counting import (
     MOST_PARTS,
     NO_RULES,
     REGIONS,
+    SHORT,
     InjectedMarks,
     InjectedRules,
     Members,
@@ -22,6 +23,8 @@ from proxy.core.tokens.counting import (
     prices_of,
     regions,
     to_provider_tokens,
+    total_tokens,
+    unremembered,
 )
 from proxy.core.tokens.media import DEFAULT_PRICES, prices
 from tests.support.linear_time import is_linear
@@ -189,3 +192,21 @@ def test_a_meter_counts_and_knows_its_prices() -> None:
     assert meter("four") == 4
     assert prices_of(meter) is prices("claude-3-haiku")
     assert prices_of(len) is DEFAULT_PRICES
+
+
+def test_short_texts_are_remembered() -> None:
+    """A short text is counted once by a meter, a longer one each time; a plain function remembers nothing."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    short, long = "read_file", "x" * (SHORT + 1)
+    meter = Meter(count, DEFAULT_PRICES)
+    assert total_tokens([short, long, short, long], meter) == 2 * len(short + long)
+    assert total_tokens([short], meter) == meter(short) == len(short)
+    assert counted == [short, long, long]
+    assert total_tokens([short, short], count) == 2 * len(short)
+    assert unremembered(meter)(short) == unremembered(count)(short) == len(short)
+    assert counted[3:] == [short] * 4
