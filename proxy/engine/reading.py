@@ -335,7 +335,8 @@ class Reader:
     def _read_items(
         self, api_format: ApiFormat, way: tuple[str, str, bytes], scope: Any, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        count = self._meter(way)
+        # The meter that counted so before remembers short texts, such as names of tools.
+        count = self._meters[way] = self._meters.get(way) or self.count(*way)
         items: list[Item] = []
         known: dict[bytes, Item] = {}  # a body may repeat an item thousands of times
         new: list[tuple[bytes, Item]] = []
@@ -353,11 +354,6 @@ class Reader:
         if len(count.short) > KEPT_SHORT:
             self._meters.pop(way, None)
         return tuple(items)
-
-    def _meter(self, way: tuple[str, str, bytes]) -> Meter:
-        """Return what counts items by encoding, model and tenant: what did so before, if it is still there."""
-        meter = self._meters[way] = self._meters.get(way) or self.count(*way)
-        return meter
 
     def read_facts(
         self, api_format: ApiFormat, way: tuple[str, str, bytes], body: CountedBody, texts: dict[int, ItemText]
