@@ -110,7 +110,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
         write = _chat_lists  # no tool was used
     lists = write(folded, user_texts, room, free, unremembered(count), section)
     block = _joined_sections(folded, section, lists)
-    most = block_tokens + count(folded.task) + count(folded.newest)
+    most = block_tokens + sum(map(count, filter(None, (folded.task, folded.newest))))
     # The parts were counted one by one; together they may take a little more.
     while (excess := count(block) - most) > 0 and (any(lists.steps) or lists.digest):
         lists = _shortened(lists, excess, count)

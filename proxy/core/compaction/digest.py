@@ -156,9 +156,14 @@ def ranked(worths: Mapping[str, float]) -> Iterator[str]:
     """The names of *worths* by their worth for each of the tokens that they are guessed to take, the highest first."""
     by_value: dict[float, list[str]] = defaultdict(list)
     names = list(worths)
-    for name, fewest in zip(names, fewest_tokens(names), strict=True):
-        size = max(fewest, 1 + len(name.encode("utf-8", "replace")) / BYTES_A_TOKEN)
-        by_value[worths[name] / (size + SMOOTH)].append(name)
+    for name, worth, fewest in zip(names, worths.values(), fewest_tokens(names), strict=True):
+        length = len(name)
+        if not name.isascii():
+            length = len(name.encode("utf-8", "replace"))
+        size = 1 + length / BYTES_A_TOKEN
+        if size < fewest:
+            size = fewest
+        by_value[worth / (size + SMOOTH)].append(name)
     # Names of few texts with few tokens each: few values are different, so names are sorted by value, then by name.
     groups = map(by_value.__getitem__, sorted(by_value, reverse=True))
     return chain.from_iterable(map(sorted, groups))
@@ -222,21 +227,33 @@ class Shown:
     def __init__(self, known: str) -> None:
         self._known = known
         self._known_runs = set(_RUN.findall(known))
-        self._names = ""
+        self._names: list[str] = []
+        self._joined = ""
         self._runs: set[str] = set()
         self._neighbours: set[tuple[str, str]] = set()
 
     def is_new(self, name: str) -> bool:
         """True if *name* is not shown yet. It counts as shown from now on."""
+        if name in self._runs:
+            return False
+        if name.isalnum() and name.isascii():  # a run itself: no text that lacks it has the name
+            if name in self._known_runs:
+                return False
+            self._runs.add(name)
+            self._names.append(name)
+            return True
         runs = _RUN.findall(name)
-        neighbours = list(pairwise(runs))
-        if name in self._runs or (self._known_runs.issuperset(runs) and name in self._known):
+        if self._known_runs.issuperset(runs) and name in self._known:
             return False
-        if self._runs.issuperset(runs) and self._neighbours.issuperset(neighbours) and name in self._names:
-            return False
-        self._names += f"\n{name}"
+        if self._runs.issuperset(runs) and self._neighbours.issuperset(pairwise(runs)):
+            # Joined only here: few names have to be looked up in all that were shown.
+            self._joined = "\n".join([self._joined, *self._names])
+            self._names.clear()
+            if name in self._joined:
+                return False
         self._runs.update(runs)
-        self._neighbours.update(neighbours)
+        self._neighbours.update(pairwise(runs))
+        self._names.append(name)
         return True
 
 

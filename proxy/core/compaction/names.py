@@ -323,9 +323,11 @@ class _Pieces(dict[str, tuple[str, ...]]):
 
     def _search(self, piece: str) -> tuple[str, ...]:
         """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
-        token = piece.strip(_MARKS)
-        if "/" in token and token[0] != piece[0]:
-            token = _dots_before(token, piece) + token
+        token = piece
+        if not piece.isalnum():
+            token = piece.strip(_MARKS)
+            if "/" in token and token[0] != piece[0]:
+                token = _dots_before(token, piece) + token
         if not 2 < len(token) <= LONGEST:
             return ()
         if not token.isalnum():
@@ -350,7 +352,7 @@ class _Pieces(dict[str, tuple[str, ...]]):
             self.numbers.add(token)
         if kind != "line":
             return (token,)
-        path, number = token[: whole.start("line") - 1], whole["line"]
+        path, number = whole.group("path", "line")
         if len(number) < 3:
             return (path,)
         self.numbers.add(number)

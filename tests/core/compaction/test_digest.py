@@ -371,7 +371,11 @@ def test_old_results_are_not_searched_if_the_newer_ones_have_many_more_names_tha
     "known", ["", "See src/cache/evict_rows.py, row 412.", "x " * 20_000 + "src/cache/evict_rows.py 412"]
 )
 @given(
-    names=st.lists(st.sampled_from(["evict_rows.py", "src/cache/evict_rows.py", "412", "rows.py", "src/other/rows.py"]))
+    names=st.lists(
+        st.sampled_from(
+            ["evict_rows.py", "src/cache/evict_rows.py", "412", "rows", "rows.py", "src/other/rows.py", "行_表", "行"]
+        )
+    )
 )
 def test_no_name_is_shown_twice(known: str, names: list[str]) -> None:
     """A name is new unless the known text or a name that was shown holds it."""
