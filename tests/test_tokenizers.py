@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from proxy import tokenizers as module
 from proxy.core.apis import chat
+from proxy.core.tokens.counting import long_paragraphs
 from proxy.tokenizers import (
     CHUNK,
     RUN,
@@ -81,6 +82,19 @@ def test_the_faster_pattern_splits_alike(encoding: str, text: str) -> None:
     faster, published = tiktoken.get_encoding(encoding), original(encoding)
     assert faster is not published
     assert faster.encode_ordinary(text) == published.encode_ordinary(text)
+
+
+@by_library
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=300)
+@given(
+    text=st.lists(st.sampled_from([*SPLIT_DIFFERENTLY, "\n\n"]), max_size=30).map("".join) | st.text(max_size=40),
+    least=st.integers(1, 6),
+)
+def test_the_tokens_of_paragraphs_add_up(tokenizers: Tokenizers, encoding: str, text: str, least: int) -> None:
+    """No token reaches across the end of a paragraph, so that each can be counted by itself."""
+    count = tokenizers.counter(encoding)
+    assert sum(map(count, long_paragraphs(text, least))) == count(text)
 
 
 def test_a_pattern_without_a_lookahead_stays() -> None:

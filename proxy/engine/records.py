@@ -45,6 +45,9 @@ the mark that would be every request, and a look takes a millisecond for 400 KB.
 LARGE_LOOK = 4 * LARGE
 """Size (``load_of``) from which the look ahead runs on a thread: reading the facts of its calls takes up to 15 ms."""
 
+LONG_PARAGRAPH = 8_192
+"""Characters from which a paragraph of a block is not counted again in the block's carrier: most digests have more."""
+
 NEED_NO_SUMMARY = 4_096
 """Conversations that are remembered as needing no summary yet."""
 
@@ -214,7 +217,7 @@ class CompactionRecords:
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
         route = measured.known.route
-        count = self._reader.count(route.encoding, route.model, measured.request.tenant)
+        count = self._reader.count(route.encoding, route.model, measured.request.tenant, LONG_PARAGRAPH)
         block, edits = await offload(
             measured.size, write_texts, original, compaction, count, self._policy.tools, before, summary.text
         )

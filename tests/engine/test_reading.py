@@ -389,6 +389,18 @@ def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     assert caching.counter.counted[text] == 3
 
 
+def test_a_long_paragraph_of_two_texts_is_counted_once() -> None:
+    """The text of a carrier is counted without the long parts of its block, which was counted when it was written."""
+    caching, digest = ReaderWithCaches(), "Names mentioned: " + "evict_rows, " * 100
+    count = caching.reader.count("narrow", "", ANN, RECOUNTED)
+    block = f"A summary.\n\n{digest}\n\nThe end."
+    carrier = f"The task\n\n{block}"
+    assert count(block) == len(block)
+    assert count(carrier) == len(carrier)
+    assert caching.counter.counted[f"{digest}\n\n"] == 1
+    assert not caching.counter.counted[carrier]
+
+
 async def test_many_items_of_nothing_are_refused() -> None:
     """Thousands of empty objects are no conversation, alone or behind one; as many short messages are."""
     caching = ReaderWithCaches()

@@ -11,6 +11,7 @@ from operator import itemgetter
 import msgspec
 
 from proxy.core.conversation import Count, Injected, Item, Role
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tokens.media import DEFAULT_PRICES, Prices
 
 INJECTED = ("memory", "skills", "knowledge", "related")
@@ -280,11 +281,30 @@ SHORT, MOST_SHORT = 32, 40_000
 """Characters of the longest text (such as a tool's name) whose count a meter remembers, and how many it remembers."""
 
 
+_PARAGRAPH = lazy_pattern(r"\n\n(?=[^\s/])")
+"""The end of a paragraph, after which a token begins: no vocabulary joins a line's end with what follows it, but for
+white space and slashes. See the patterns in https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
+"""
+
+
+def long_paragraphs(text: str, least: int) -> list[str]:
+    """Return *text* in pieces whose tokens add up: a paragraph of *least* characters alone, those between together."""
+    pieces: list[str] = []
+    start = at = 0
+    borders = [border.end() for border in _PARAGRAPH.finditer(text)]
+    for end in (*borders, len(text)):
+        if end - at >= least:
+            pieces += [text[start:at], text[at:end]]
+            start = end
+        at = end
+    return [piece for piece in (*pieces, text[start:]) if piece]
+
+
 class Meter(msgspec.Struct, frozen=True, eq=False):
     """A function that counts text, together with the prices of media and the marks of injected texts.
 
-    ``text`` counts any text; ``again`` counts one of ``again_from`` characters or more, which later requests repeat.
-    ``short`` are the tokens of short texts that were counted.
+    ``text`` counts any text; ``again`` counts one of ``again_from`` characters or more, which later requests repeat: by
+    itself, or as a paragraph of another one. ``short`` are the tokens of short texts that were counted.
     """
 
     text: Count
@@ -301,9 +321,12 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
     def __call__(self, text: str) -> int:
         """Return the tokens of *text*."""
         if len(text) > SHORT:
-            if self.again is not None and len(text) >= self.again_from:
-                return self.again(text)
-            return self.text(text)
+            if self.again is None or len(text) < self.again_from:
+                return self.text(text)
+            total = 0
+            for piece in long_paragraphs(text, self.again_from):
+                total += self.again(piece) if len(piece) >= self.again_from else self.text(piece)
+            return total
         size = self.short.get(text)
         if size is None:
             size = self.text(text)

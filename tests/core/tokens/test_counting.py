@@ -20,6 +20,7 @@ from proxy.core.tokens.counting import (
     RoleTotals,
     add_up,
     injected_in,
+    long_paragraphs,
     prices_of,
     regions,
     to_provider_tokens,
@@ -124,6 +125,22 @@ def parts_of(text: str) -> list[tuple[str, str]]:
 def test_injected_texts_are_found_by_heading_tag_and_line(text: str, found: list[tuple[str, str]]) -> None:
     """A part is its mark and what belongs to it; talk of memories or skills is none."""
     assert parts_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", []),
+        ("one two", ["one two"]),
+        ("one\n\ntwo\n\nthree", ["one\n\ntwo\n\nthree"]),
+        ("one\n\na long one\n\ntwo\n\nthree\n\nfour", ["one\n\n", "a long one\n\n", "two\n\nthree\n\nfour"]),
+        ("a long one\n\na long one", ["a long one\n\n", "a long one"]),
+        ("one\n\n a long one\n\n/two", ["one\n\n a long one\n\n/two"]),
+    ],
+)
+def test_only_a_long_paragraph_stands_alone(text: str, pieces: list[str]) -> None:
+    """Short ones between two long ones stay together; white space or a slash does not begin a paragraph."""
+    assert list(long_paragraphs(text, len("a long one"))) == pieces
 
 
 def test_parts_are_counted_and_named() -> None:
