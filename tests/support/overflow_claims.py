@@ -28,6 +28,11 @@ languages that were missing; what resembles an earlier row of any set was left o
 a third of the look-alikes that were found first were known already). First scored, with a short request and no known
 window, it gave 55 of 62 and 6 of 83.
 
+``twelfth`` was written after the mending for ``eleventh``, in the same way: what is left once all that resembles a
+known row is out. It gave 17 of 30 and 8 of 51 with a short request and no known window, 20 of 30 if the request has the
+length that its error states, and 1 of 51 look-alikes if the window is stated. It is harder than what servers send on a
+common day: the five overflows of its kind that resembled known rows were all read.
+
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.
 
@@ -60,6 +65,7 @@ HALVES = (
     "ninth",
     "tenth",
     "eleventh",
+    "twelfth",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

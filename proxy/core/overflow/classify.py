@@ -69,6 +69,7 @@ _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 _CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
 _SENTENCE = re.compile(r"[^.]+")
 _MEDIA_TOO_LARGE = re.compile(f"{NOTIONS['media']}[_LnNS]{{0,6}}{NOTIONS['excess']}")
+_FOREIGN = re.compile(r"[^\W\x00-\x7f]")
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
 
 
@@ -166,7 +167,7 @@ class Classifier:
                 return _by_phrase(phrase, match)
         row = self._rules.lexicon.read(text)
         sentences = [sentence.group() for sentence in _SENTENCE.finditer(row.notions)]
-        reading = self._read_row(row, sentences)
+        reading = self._read_row(text, row, sentences)
         if reading is None:
             return None
         names_media = any(map(_complains_of_media, sentences))
@@ -183,7 +184,7 @@ class Classifier:
             size=stated_size(text),
         )
 
-    def _read_row(self, row: Row, sentences: Sequence[str]) -> _Reading | None:
+    def _read_row(self, text: str, row: Row, sentences: Sequence[str]) -> _Reading | None:
         """Return the meaning of a text by its figures, else by the rules that match its *row* or its *sentences*."""
         about_length = _without_asides(row)
         figures = StatedFigures()
@@ -198,7 +199,7 @@ class Classifier:
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
         if matched:
             return replace(matched[0], figures=figures)
-        return _guess(row) or _Reading("other", figures)
+        return _guess(row, text) or _Reading("other", figures)
 
     def _matching(self, row: Row, sentences: Sequence[str]) -> list[_Reading]:
         """Return the meanings by rules: those that cross sentences, then the first match of each sentence."""
@@ -245,7 +246,7 @@ class Classifier:
         if listed is not None or code.isdigit():
             return listed
         row = self._rules.lexicon.read(code)
-        if row.mentions("rate"):
+        if row.mentions("rate") and not row.mentions("excess"):
             return "rate_limit"
         readings = self._matching(row, [row.notions])
         if not readings:
@@ -273,7 +274,7 @@ def _claim_by_status(
 
 def _fits(status: int, chosen: _Reading) -> bool:
     """True if an answer with *status* can mean what *chosen* does, without a code that says so."""
-    states_window = chosen.strong and chosen.figures.limit is not None
+    states_window = chosen.strong and chosen.names_window and chosen.figures.limit is not None
     if status in CREDENTIALS:
         return states_window
     if status in FITTING or chosen.means not in _TOO_LONG:
@@ -290,7 +291,7 @@ def _best_reading(readings: Sequence[_Reading], in_members: StatedFigures) -> _R
     """
     ranked = sorted(readings, key=_rank)
     if in_members.are_too_many and not (ranked and ranked[0].strong):
-        return _Reading("input", in_members, strong=True, rule="members")
+        return _Reading("input", in_members, strong=True, rule="members", names_window=True)
     if not ranked:
         return None
     best = ranked[0]
@@ -352,17 +353,22 @@ def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -
             means = "input_plus_output"
     elif figures.prompt < (figures.limit or 0):
         means = "input_plus_output"
-    return _Reading(means, figures, strong=True, rule=_FIGURES)
+    # Two limits, one above the other, may be a setting and what the server can do. Only our count tells them apart.
+    guessed = figures.inferred and not row.mentions("input")
+    return _Reading(means, figures, strong=True, rule=_FIGURES, guessed=guessed)
 
 
-def _guess(row: Row) -> _Reading | None:
-    """Return the meaning of a text that no rule matches, if it states two figures that can be prompt and limit."""
+def _guess(row: Row, text: str) -> _Reading | None:
+    """Return the meaning of a *text* that no rule matches, if it states two figures that can be prompt and limit.
+
+    It has to name something of a request, unless it is in other letters than English, whose words may all be unknown.
+    """
     stated = sorted({figure for figure in row.figures.values() if figure >= SMALLEST_WINDOW})
-    if len(stated) != 2 or not row.mentions("tokens", "input", "context", "window"):
+    if len(stated) != 2 or not (row.mentions("tokens", "input", "context", "window") or _FOREIGN.search(text)):
         return None
     if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
         return None
-    if row.mentions("output") and not row.mentions("input"):
+    if row.mentions("output", "tools") and not row.mentions("input"):
         return None
     limit, prompt = stated
     return _Reading("input", StatedFigures(limit, prompt), rule="our count", guessed=True)
@@ -371,7 +377,8 @@ def _guess(row: Row) -> _Reading | None:
 def _by_phrase(phrase: Phrase, match: re.Match[str]) -> _Reading:
     """Return the meaning of a literal phrase, at its *match*."""
     by_role = {role: [int(re.sub(r"\D", "", value))] for role, value in match.groupdict().items() if value}
-    return _Reading(phrase.means, assign_roles(by_role), strong=phrase.means in _TOO_LONG, rule=phrase.source)
+    is_strong = phrase.means in _TOO_LONG
+    return _Reading(phrase.means, assign_roles(by_role), is_strong, phrase.source, names_window=is_strong)
 
 
 def _without_asides(row: Row) -> Row:

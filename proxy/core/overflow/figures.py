@@ -29,7 +29,8 @@ def _bytes(number: str, unit: str) -> int:
 class StatedFigures:
     """The figures of a text, in the provider's tokens; None for one that it does not state.
 
-    ``cap`` is the most output. ``whole``: ``prompt`` is the whole request, which may include the output.
+    ``cap`` is the most output. ``whole``: ``prompt`` is the whole request, which may include the output. ``inferred``:
+    ``prompt`` is the larger one of two limits.
     """
 
     limit: int | None = None
@@ -38,6 +39,7 @@ class StatedFigures:
     requested: int | None = None
     cap: int | None = None
     whole: bool = False
+    inferred: bool = False
 
     @property
     def are_too_many(self) -> bool:
@@ -95,7 +97,8 @@ def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
     requested = next(filter(None, by_role.get("requested", ())), None)
     limits = [limit for limit in by_role.get("limit", ()) if limit >= SMALLEST_WINDOW]
     prompt = _prompt([*filter(None, by_role.get("prompt", ()))], output, requested)
-    if prompt is None and len(set(limits)) > 1:
+    inferred = prompt is None and len(set(limits)) > 1
+    if inferred:
         limits, prompt = [min(limits)], max(limits)
     claim = (prompt or 0) + (output or 0)
     limit = next((limit for limit in limits if limit <= claim), next(iter(limits), None))
@@ -103,7 +106,7 @@ def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
         limit = prompt = None  # by these figures the request fits easily, so they are about something else
     cap = next(iter(by_role.get("cap", ())), None)
     whole = requested is not None and "prompt" not in by_role and prompt == requested
-    return StatedFigures(limit, prompt, output, requested, cap, whole)
+    return StatedFigures(limit, prompt, output, requested, cap, whole, inferred)
 
 
 def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:

@@ -99,12 +99,20 @@ FIGURES = Overflow("input", 8_192, 9_000, rule="figures")
 CODE = Overflow("input", decisive=True, rule="a code")
 
 
-MOST_FALSE = {("fifth", "unknown window"): 0.05, ("eighth", "unknown window"): 0.05}
+MOST_FALSE = {
+    ("fifth", "unknown window"): 0.05,
+    ("eighth", "unknown window"): 0.05,
+    ("twelfth", "unknown window"): 0.06,
+}
 """The share of look-alikes that may be taken for an overflow where it is above that of all others.
 
 They state figures that only a comparison with our count rules out, and without a window none is made: recorded
 overflows would be missed.
 """
+
+
+MOST_MISSED = {"twelfth": 0.17}
+"""The share of overflows that may be missed where it is above that of all others: no word of them is known."""
 
 
 def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
@@ -133,7 +141,7 @@ def test_overflows(half: str, circumstance: str) -> None:
     real = [claim for claim in claims() if claim.half == half and claim.is_overflow]
     found = {claim: read(claim, circumstance) for claim in real}
     assert len(real) > 20
-    assert sum(one is not None for one in found.values()) >= 0.95 * len(real)
+    assert sum(one is None for one in found.values()) <= MOST_MISSED.get(half, 0.05) * len(real)
     wrong = {
         claim.body for claim, one in found.items() if one and one.window and one.window != (claim.limit or one.window)
     }
@@ -326,9 +334,46 @@ def test_a_text_about_the_output_outweighs_a_code(message: str, output: int) -> 
 )
 def test_figures_of_a_member_that_is_no_part_of_the_conversation(message: str) -> None:
     """Figures that do not fit mean the member at fault, unless the text names the window."""
-    assert judged(message, Prior(900), param="word_bias") is None
-    assert judged(message, Prior(900), param="messages[3].content") is not None
-    assert judged(f"{message} of context", Prior(900), param="word_bias") is not None
+    assert judged(message, Prior(500), param="word_bias") is None
+    assert judged(message, Prior(500), param="messages[3].content") is not None
+    assert judged(f"{message} of context", Prior(500), param="word_bias") is not None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "num_ctx 262144 is greater than the maximum of 131072",
+        "max_model_len 9120 is larger than what the server supports: 8192",
+    ],
+)
+def test_two_limits_may_be_a_setting_and_what_the_server_can_do(message: str) -> None:
+    """Two limits, one above the other, are about the request only if our count agrees or the text names the prompt."""
+    assert judged(message, Prior(900)) is None
+    assert judged(f"Prompt: {message}", Prior(900)) is not None
+    found = judged(message.replace("262144", "140000"), Prior(9_000 if "8192" in message else 139_000))
+    assert found is not None
+    assert found.window in (131_072, 8_192)
+
+
+def test_figures_in_letters_that_no_word_is_known_of() -> None:
+    """Two figures in a foreign text are prompt and limit if they agree with our count."""
+    for message, expected in (("बहुत ज़्यादा: 9120, 8192", True), ("Dimension mismatch: 9120, 8192", False)):
+        assert (judged(message, Prior(9_000)) is not None) is expected
+        assert judged(message, Prior(3_000)) is None
+
+
+def test_a_budget_of_a_pace() -> None:
+    """With 429, figures alone are those of a pace; a text has to name the window."""
+    for message, expected in (("Run budget: 9120 > 8192 tokens", False), ("Context window: 9120 > 8192 tokens", True)):
+        found = judged(message, Prior(9_000), 429)
+        assert (found is not None and found.too_long) is expected
+
+
+def test_a_code_about_a_quota_of_one_input() -> None:
+    """A code that says that an input is too large means no pace, whatever it calls the limit."""
+    assert judged("输入内容过长", Prior(9_000), 413, code="quota_input_too_large") is not None
+    found = judged("输入内容过长", Prior(9_000), 400, code="input_quota_exceeded")
+    assert found is None or not found.too_long
 
 
 @pytest.mark.parametrize("unit", ["characters", "字符"])

@@ -30,7 +30,7 @@ def test_a_whole_may_hold_an_output() -> None:
 
 def test_of_two_limits_the_larger_is_what_was_sent() -> None:
     """Two figures in the place of a limit can only be the limit and what is above it."""
-    assert assign_roles({"limit": [9000, 8192]}) == StatedFigures(8192, 9000)
+    assert assign_roles({"limit": [9000, 8192]}) == StatedFigures(8192, 9000, inferred=True)
 
 
 def test_the_limit_is_one_that_is_exceeded() -> None:
