@@ -75,21 +75,27 @@ class WrittenResult(msgspec.Struct, frozen=True, gc=False):
     user_parts: tuple[int, ...] = ()
 
 
+class WrittenCalls(msgspec.Struct, frozen=True, gc=False):
+    """The calls that the model wrote as text in one message: the digests of their tools, 0 for one without a name.
+
+    ``call`` is of an unknown kind if there are several: nothing shows which part of a result belongs to which call.
+    """
+
+    tools: tuple[int, ...]
+    call: Call
+
+
 class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     """Facts of one item's calls and results, in the order of their ids.
 
     ``mentions`` are packed 32-bit digests of the file names and quotations in the model's words; ``decides`` is True if
-    these words draw a conclusion. ``written_call`` is the call that the model wrote as text, ``called_tools`` are the
-    digests of all tools that it called in text; ``written_result`` is set if the item begins as such a call's result.
+    these words draw a conclusion.
     """
 
     calls: tuple[Call, ...] = ()
     results: tuple[Result, ...] = ()
     mentions: bytes = b""
     decides: bool = False
-    written_call: Call | None = None
-    called_tools: tuple[int, ...] = ()
-    written_result: WrittenResult | None = None
 
 
 NO_FACTS = ItemFacts()
@@ -130,6 +136,9 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
     ``digest`` (16 bytes) is equal for items of equal meaning, however a client serialises them. ``calls`` are the ids
     of the tool calls in it, ``answers`` those of the calls that it answers, ``facts`` their facts, or ``UNREAD``.
+
+    ``written_result`` is set if a user's item begins like a result that is written as text; ``written_calls`` if the
+    model's item before it was searched for the call.
     """
 
     role: Role
@@ -143,6 +152,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     sealed: int = 0
     user_tokens: int = 0
     facts: ItemFacts | None = None
+    written_result: WrittenResult | None = None
+    written_calls: WrittenCalls | None = None
 
 
 LINKED = 400

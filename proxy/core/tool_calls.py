@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from proxy.core.apis.json_edit import JSON_BEGINNINGS, quoted, spare_tokens
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode, parse
-from proxy.core.conversation import NO_FACTS, Call, Item, ItemFacts, ItemText, Result, WrittenResult
+from proxy.core.conversation import UNREAD, Call, Item, ItemFacts, ItemText, Result, WrittenCalls, WrittenResult
 from proxy.core.lazy_pattern import lazy_pattern
 
 OPENING = 20
@@ -44,8 +44,9 @@ MOST_NAMES = 512
 _SEARCHED = 65_536
 """Characters of a text that are searched for mentions and errors."""
 
-# A match never begins inside a word and has a bounded length: else a long word would take quadratic time.
-_NAME = lazy_pattern(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}(?:\.\w+)+")
+# A match never begins inside a word and has a bounded length: else a long word would take quadratic time. The repeat
+# is possessive, because what it takes holds no dot: giving some of it back would find none.
+_NAME = lazy_pattern(r"(?<=/)[\w.@+-]{3,}|(?<!\w)\w[\w@+-]{0,199}+(?:\.\w+)+")
 _QUOTE = lazy_pattern(r"[`\"'«「“\n>](?=[`\"'>\s]{0,8}([^`\"'>\s][^\n]{19}))")
 _DECISION = lazy_pattern(
     r"\b(?:based on|i(?:'|’)ll use|i will use|the (?:issue|problem|cause|bug) is|let(?:'|’)s use|so we need"
@@ -115,8 +116,8 @@ def name_digest(name: str) -> int:
 
 def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
     """Return the facts of one item's texts; None if it has no calls, results or mentions."""
-    calls = tuple(call(name, arguments) for name, arguments in entry.calls)
-    results = tuple(_result(text, count, failed=failed) for text, failed in entry.results)
+    calls = tuple([call(name, arguments) for name, arguments in entry.calls])
+    results = tuple([_result(text, count, failed=failed) for text, failed in entry.results])
     mentions, decides = b"", False
     if entry.role == "assistant" and entry.text:
         text = entry.text[:_SEARCHED]
@@ -138,10 +139,10 @@ def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
     calls: dict[str, tuple[int, int, Call]] = {}
     for index in range(start, end):
         item, facts = items[index], items[index].facts
+        if item.written_calls is not None:
+            calls[written_id(index)] = (index, WRITTEN, item.written_calls.call)
         if facts is None:
             continue
-        if facts.written_call is not None:
-            calls[written_id(index)] = (index, WRITTEN, facts.written_call)
         if len(item.calls) == len(facts.calls):
             for at, name in enumerate(item.calls):
                 calls[name] = (index, at, facts.calls[at])
@@ -294,7 +295,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
     groups = match.groupdict()
     name = groups.get("name") or ""
     if groups.get("arguments") is None:
-        return name, json.dumps(_tagged_arguments(match, text, name))
+        return name, quoted(_tagged_arguments(match, text, name))
     try:
         value, _ = _DECODER.raw_decode(text, match.start("arguments"))
     except (ValueError, RecursionError):
@@ -305,7 +306,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
         name, value = value["name"], value.get("arguments", value.get("parameters", {}))
     if isinstance(value, str):
         return name, value
-    return name, json.dumps(value)
+    return name, quoted(value)
 
 
 def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, str]:
@@ -316,79 +317,59 @@ def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, s
     return {argument["key"]: argument["value"].strip() for argument in _ARGUMENT.finditer(inside)}
 
 
-def with_written_call(
-    item: Item, entry: ItemText, text_format: TextToolFormat, call: Callable[[str, str], Call]
-) -> Item:
-    """Return a model's *item*, which has no calls of the API, with the facts of the calls in its text, *entry*."""
-    calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(entry.text)]
+def written_calls(text: str, text_format: TextToolFormat, call: Callable[[str, str], Call]) -> WrittenCalls:
+    """Return the calls in a model's *text*; *call* returns the facts of one."""
+    calls = [(name, call(name, arguments)) for name, arguments in text_format.find_calls(text)]
     # The result of a protected tool, such as a question to the user, is the user's answer: it stays a user's message.
-    tools = tuple(dict.fromkeys(name_digest(name) for name, facts in calls if facts.kind != "protected"))
-    if not tools:
-        return item
-    # Results of several calls are in one text, and nothing shows which part of it belongs to which call.
-    written_call = Call("unknown")
+    tools = tuple(dict.fromkeys([name_digest(name) for name, facts in calls if facts.kind != "protected"]))
     if len(calls) == 1:
-        written_call = calls[0][1]
-    return replace(item, facts=replace(item.facts or NO_FACTS, written_call=written_call, called_tools=tools))
+        return WrittenCalls(tools, calls[0][1])
+    return WrittenCalls(tools, Call("unknown"))
 
 
-def with_written_result(
-    item: Item,
-    raw: bytes,
-    read_item_text: Callable[[bytes], ItemText],
-    text_format: TextToolFormat,
-    call: Callable[[str, str], Call],
-    count: Callable[[str], int],
-) -> Item:
-    """Return the user's *item* of the bytes *raw* with the facts of the result that it begins with, if any."""
+def with_written_result(item: Item, raw: bytes, text_format: TextToolFormat, count: Callable[[str], int]) -> Item:
+    """Return the user's *item* of the bytes *raw* with the form of the result that it begins with, if any."""
     content = decode(raw).get("content")
     written = text_format.find_result(content)
     if written is None:
         return item
-    result = _as_result(content, read_item_text(raw), written)
-    facts = facts_of(result, call, count) or NO_FACTS
     user_tokens = 0
-    if result.user_text:
-        user_tokens = count(result.user_text)
-    return replace(item, user_tokens=user_tokens, facts=replace(facts, written_result=written))
+    if user_text := _user_text(content, written):
+        user_tokens = count(user_text)
+    return replace(item, user_tokens=user_tokens, facts=UNREAD, written_result=written)
 
 
-def join_written_results(items: Sequence[Item], start: int) -> tuple[Item, ...]:
-    """Return ``items[start:]``, with those that answer a call written as text turned into tool items.
+def join_written_results(items: Sequence[Item], start: int, with_calls: Callable[[int], Item]) -> tuple[Item, ...]:
+    """Return *items*, with those from *start* on that answer a call written as text turned into tool items.
 
-    Each depends only on the items before it, so it is the same in every later request.
+    *with_calls* returns the item of an index with the calls in its text, which are looked for only if a result follows.
+    Each item depends only on the items before it, so it is the same in every later request.
     """
-    new = tuple(items[start:])
-    if not any(_written_result(item) for item in new if item.role == "user"):
-        return new
-    call_index, tools = _last_written_calls(items, start)
-    joined: list[Item] = []
-    for index in range(start, len(items)):
-        item = items[index]
+    if not any(item.written_result for item in items[start:]):
+        return tuple(items)
+    joined = list(items)
+    caller = _last_caller(items, start)
+    for index in range(start, len(joined)):
+        item = joined[index]
         if item.role == "assistant":
-            call_index, tools = index, _called_tools(item)
+            caller = index
         elif item.role == "user":
-            written = _written_result(item)
-            if written is not None and _may_answer(written.tool, tools):
-                item = replace(item, role="tool", answers=(written_id(call_index),))
+            if _is_answer(item, joined, caller, with_calls):
+                joined[index] = replace(item, role="tool", answers=(written_id(caller),))
             else:
-                tools = ()
-        joined.append(item)
+                joined[index] = replace(item, facts=None)  # it looks like a result at most
+                caller = -1
     return tuple(joined)
 
 
-def _written_result(item: Item) -> WrittenResult | None:
-    """Return the result that a user's *item* begins with; None if it begins otherwise."""
-    if item.role != "user" or item.facts is None:
-        return None
-    return item.facts.written_result
-
-
-def _called_tools(item: Item) -> tuple[int, ...]:
-    """Return the tools that a model's *item* calls in its text; none if it makes calls of the API."""
-    if item.calls or item.facts is None:
-        return ()
-    return item.facts.called_tools
+def _is_answer(item: Item, items: list[Item], caller: int, with_calls: Callable[[int], Item]) -> bool:
+    """Return True if the user's *item* is the result of a call in the text of ``items[caller]``, which is read."""
+    written = item.written_result
+    if written is None or caller < 0 or items[caller].calls:
+        return False
+    if items[caller].written_calls is None:
+        items[caller] = with_calls(caller)
+    return _may_answer(written, items[caller].written_calls)
 
 
 def written_id(index: int) -> str:
@@ -396,37 +377,44 @@ def written_id(index: int) -> str:
     return f"written:{index}"
 
 
-def _last_written_calls(items: Sequence[Item], start: int) -> tuple[int, tuple[int, ...]]:
-    """Return the index of the model's last message before *start*, and the tools that it called in its text.
-
-    If a user's message follows it, there are none: -1 and an empty tuple.
-    """
+def _last_caller(items: Sequence[Item], start: int) -> int:
+    """Return the index of the model's last message before *start*; -1 if a user's message follows it."""
     for index in range(start - 1, -1, -1):
-        item = items[index]
-        if item.role == "assistant":
-            return index, _called_tools(item)
-        if item.role == "user":
+        if items[index].role == "assistant":
+            return index
+        if items[index].role == "user":
             break
-    return -1, ()
+    return -1
 
 
-def _may_answer(tool: int, called_tools: Sequence[int]) -> bool:
-    """Return True if a result of *tool* may answer one of *called_tools*; 0 is a tool without a name."""
-    return bool(called_tools) and (not tool or tool in called_tools or 0 in called_tools)
+def _may_answer(written: WrittenResult, calls: WrittenCalls | None) -> bool:
+    """Return True if *written* may answer one of *calls*; 0 is a tool without a name."""
+    if calls is None or not calls.tools:
+        return False
+    return not written.tool or written.tool in calls.tools or 0 in calls.tools
 
 
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     """Return *entry*, the words of a message, as those of the tool result that it is."""
-    return _as_result(decode(raw).get("content"), entry, written)
-
-
-def _as_result(content: Any, entry: ItemText, written: WrittenResult) -> ItemText:
-    texts = [str(content)]
-    if isinstance(content, list):
-        texts = [_text(part) or "" for part in content]
-    result = "\n".join(texts[: written.parts])[written.head :]
-    user_text = "\n".join(texts[at] for at in written.user_parts)
+    content = decode(raw).get("content")
+    result = "\n".join(_texts(content)[: written.parts])[written.head :]
+    user_text = _user_text(content, written)
     return replace(entry, role="tool", user_text=user_text, results=((result.strip("\n"), False),))
+
+
+def _user_text(content: Any, written: WrittenResult) -> str:
+    """Return the user's own words behind the result with which *content* begins."""
+    if not written.user_parts:
+        return ""
+    texts = _texts(content)
+    return "\n".join([texts[at] for at in written.user_parts])
+
+
+def _texts(content: Any) -> list[str]:
+    """Return the text of each part of *content*, empty for one without a text; a text is its own only part."""
+    if isinstance(content, list):
+        return [_text(part) or "" for part in content]
+    return [str(content)]
 
 
 def replace_written_result(

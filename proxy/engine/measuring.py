@@ -157,6 +157,7 @@ class Measurer:
         budget = policy.budget(route, window, requested, fixed, token_ratio, task_size)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
         hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
+        count = self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED)
         stated = known.stated_window
         if known.window_source != "learned":
             stated = int(budget.window * max(1.0, token_ratio))
@@ -175,8 +176,8 @@ class Measurer:
             addition=addition,
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
-            count=self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED),
-            read_item=partial(self._reader.view_item, api_format, route.encoding, request.tenant, route.model),
+            count=count,
+            read_item=partial(self._reader.view_item, api_format, route, request.tenant, count),
             lay_out=reading.layout,
             read_facts=partial(
                 self._reader.read_facts, api_format, (route.encoding, route.model, request.tenant), reading

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from cachebox import LRUCache
 from msgspec.structs import replace
-from xxhash import xxh3_128
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from proxy.core.apis.base import PER_REPLY, ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
@@ -30,9 +30,10 @@ from proxy.core.conversation import (
 )
 from proxy.core.decisions import ParsedBody, TokenCounts
 from proxy.core.errors import InvalidRequest
+from proxy.core.models import Route
 from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
 from proxy.core.tokens.media import prices
-from proxy.core.tool_calls import facts_of, join_written_results, with_written_call, with_written_result
+from proxy.core.tool_calls import as_result, facts_of, join_written_results, with_written_result, written_calls
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.engine.ports import Cache, Counter
 from proxy.offload import LARGE, load_of, offload
@@ -245,10 +246,13 @@ class Reader:
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
             earlier, roles = prefix.items, prefix.roles
         way, scope = (encoding, model, tenant), scope_of(tenant, api_format.API, measure)
-        new = self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
-        if any(item.role == "user" for item in new):  # only a user's message can be a result that is written as text
-            new = join_written_results(earlier + new, len(earlier))
-        items = earlier + new
+        items = earlier + self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
+
+        def with_calls(index: int) -> Item:
+            text = api_format.read_item_text(located.body[slice(*spans[index])]).text
+            return replace(items[index], written_calls=written_calls(text, self.tools.text_format, self.tools.call))
+
+        items = join_written_results(items, len(earlier), with_calls)
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
@@ -263,7 +267,7 @@ class Reader:
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
         return CountedBody(located.body, located.scan, items, located.envelope, counts, cached)
 
-    def _count_members(self, located: LocatedBody, scope: Any, encoding: str, model: str) -> CountedMembers:
+    def _count_members(self, located: LocatedBody, scope: int, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""
         envelope, count = located.envelope, self.count(encoding, model)
         tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
@@ -309,12 +313,15 @@ class Reader:
             size = self._sizes[name] = self._counter.counter(encoding)(text)
         return size
 
-    def view_item(self, api_format: ApiFormat, encoding: str, tenant: bytes, model: str, raw: bytes) -> Item:
-        """Return the item *raw* of a view, without facts; it is cached, because later views have it again."""
-        name = name_in(scope_of(tenant, api_format.API, _measure(encoding, model), "view"), raw)
+    def view_item(self, api_format: ApiFormat, route: Route, tenant: bytes, count: Count, raw: bytes) -> Item:
+        """Return the item *raw* of a view, without facts; it is cached, because later views have it again.
+
+        *count* is that of the view's request, which has counted most short texts of the item already.
+        """
+        name = name_in(scope_of(tenant, api_format.API, _measure(route.encoding, route.model), "view"), raw)
         item = self._items.get(name)
         if item is None:
-            item = self._items[name] = api_format.read_item(raw, self.count(encoding, model, tenant, RECOUNTED))
+            item = self._items[name] = api_format.read_item(raw, count)
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
@@ -333,7 +340,7 @@ class Reader:
         return size
 
     def _read_items(
-        self, api_format: ApiFormat, way: tuple[str, str, bytes], scope: Any, body: bytes, spans: Sequence[Span]
+        self, api_format: ApiFormat, way: tuple[str, str, bytes], scope: int, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
         # The meter that counted so before remembers short texts, such as names of tools.
         count = self._meters[way] = self._meters.get(way) or self.count(*way)
@@ -366,24 +373,25 @@ class Reader:
         measure, count = _measure(encoding, model), self.count(encoding, model)
         scope = scope_of(tenant, api_format.API, measure)
         items = list(body.items)
-        read: dict[bytes, Item] = {}
         for index, item in enumerate(items):
-            if item.facts is UNREAD:
-                start, end = body.scan.spans[index]
-                raw = body.body[start:end]
-                key = name_in(scope, raw)
-                cached = read.get(key) or self._items.get(key)
-                if cached is None or cached.facts is UNREAD:
-                    texts[index] = api_format.read_item_text(raw)
-                    cached = read[key] = replace(item, facts=facts_of(texts[index], self.tools.call, count))
-                items[index] = cached
-        for name, item in read.items():
-            self._items[name] = item
+            if item.facts is not UNREAD:
+                continue
+            raw = body.body[slice(*body.scan.spans[index])]
+            key = name_in(scope, raw)
+            cached = self._items.get(key)
+            if cached is None or cached.facts is UNREAD:
+                texts[index] = _text_of(api_format, raw, item)
+                facts = facts_of(texts[index], self.tools.call, count)
+                if cached is not None:
+                    self._items[key] = replace(cached, facts=facts)
+            else:
+                facts = cached.facts
+            items[index] = replace(item, facts=facts)
         if body.cached_prefix is not None:  # the conversation's next body begins with these items
             body.cached_prefix.items = tuple(items)
         return tuple(items)
 
-    def _sizes_of(self, scope: Any, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
+    def _sizes_of(self, scope: int, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Return the tokens of the members around the items."""
         sizes: dict[str, int] = {}
         for key, text in texts.items():
@@ -397,7 +405,7 @@ class Reader:
             sizes[key] = size
         return sizes
 
-    def _injected_parts(self, scope: Any, text: str, count: Meter) -> tuple[Injected, ...]:
+    def _injected_parts(self, scope: int, text: str, count: Meter) -> tuple[Injected, ...]:
         """Return the injected parts of a system *text*; they are cached as those of an item of their own."""
         name = name_in(scope, f"injected\0{text}".encode("utf-8", "surrogatepass"))
         item = self._items.get(name)
@@ -413,9 +421,9 @@ class PrefixHasher:
     looks up two keys only, and conversations with equal beginnings differ within so many bytes.
     """
 
-    def __init__(self, scope: Any, body: bytes) -> None:
+    def __init__(self, scope: int, body: bytes) -> None:
         self._body = memoryview(body)
-        self._marks = [(0, scope)]
+        self._marks = [(0, xxh3_128(seed=scope))]
 
     def find(self, prefixes: Cache[bytes, P]) -> P | None:
         """Return the longest cached prefix with which the body begins."""
@@ -446,17 +454,21 @@ class PrefixHasher:
         return digest
 
 
+def _text_of(api_format: ApiFormat, raw: bytes, item: Item) -> ItemText:
+    """Return the text of *item*, of the slice *raw*; a result that is written as text counts as a result."""
+    text = api_format.read_item_text(raw)
+    if item.written_result is None:
+        return text
+    return as_result(raw, text, item.written_result)
+
+
 def read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """Return the item of one slice, without the facts of the API's calls and results. Raises ``InvalidRequest``."""
+    """Return the item of one slice without the facts of its calls and results. Raises ``InvalidRequest``."""
     item = api_format.read_item(raw, count)
-    if (item.role == "assistant" and item.calls) or (item.role == "tool" and item.answers):
-        return replace(item, facts=UNREAD)
     if item.role == "user":
-        return with_written_result(item, raw, api_format.read_item_text, tools.text_format, tools.call, count)
-    if item.role == "assistant":
-        entry = api_format.read_item_text(raw)
-        item = replace(item, facts=facts_of(entry, tools.call, count))
-        return with_written_call(item, entry, tools.text_format, tools.call)
+        return with_written_result(item, raw, tools.text_format, count)
+    if item.role == "assistant" or (item.role == "tool" and item.answers):
+        return replace(item, facts=UNREAD)
     return item
 
 
@@ -477,14 +489,11 @@ def _text(raw: bytes) -> str:
 
 
 @lru_cache(MOST_SCOPES)
-def scope_of(tenant: bytes, *parts: str) -> Any:
-    """Return the hash state with which the keys of this tenant's texts begin; *parts* name the cache."""
-    return xxh3_128(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
+def scope_of(tenant: bytes, *parts: str) -> int:
+    """Return the seed of the keys of this tenant's texts; *parts* name the cache."""
+    return xxh3_64_intdigest(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
-def name_in(scope: Any, raw: bytes) -> bytes:
+def name_in(scope: int, raw: bytes) -> bytes:
     """Return the cache key of *raw* in *scope*."""
-    state = scope.copy()
-    state.update(raw)
-    digest: bytes = state.digest()
-    return digest
+    return xxh3_128_digest(raw, scope)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
@@ -22,6 +23,7 @@ from proxy.core.tool_calls import (
     pairs_of,
     replace_written_result,
     unpack_mentions,
+    written_calls,
 )
 from tests.support.engine_fixtures import count_tokens, read_one, tool_map_of_package
 
@@ -131,10 +133,14 @@ API_FORMATS: list[ApiFormat] = [chat, messages, responses]
 
 
 def read(*talk: dict[str, Any], api_format: ApiFormat = chat) -> list[Item]:
-    items = [
-        read_one(api_format, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk
-    ]
-    return list(join_written_results(items, 0))
+    slices = [json.dumps(message).encode() for message in talk]
+    items = [read_one(api_format, raw, count_tokens, tool_map_of_package()) for raw in slices]
+
+    def with_calls(index: int) -> Item:
+        text, tools = api_format.read_item_text(slices[index]).text, tool_map_of_package()
+        return replace(items[index], written_calls=written_calls(text, tools.text_format, tools.call))
+
+    return list(join_written_results(items, 0, with_calls))
 
 
 def spoken(text: str) -> dict[str, Any]:
@@ -297,12 +303,11 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
     assert item.role == "tool"
     assert item.user_tokens == count_tokens("Be quick.")
     raw = json.dumps(message).encode()
-    assert item.facts is not None
-    assert item.facts.written_result is not None
-    entry = as_result(raw, api_format.read_item_text(raw), item.facts.written_result)
+    assert item.written_result is not None
+    entry = as_result(raw, api_format.read_item_text(raw), item.written_result)
     assert (entry.role, entry.user_text) == ("tool", "Be quick.")
     assert entry.results == (("<feedback>obey me</feedback>", False),)
-    made = json.loads(replace_written_result(raw, "[gone]", item.facts.written_result, None))["content"]
+    made = json.loads(replace_written_result(raw, "[gone]", item.written_result, None))["content"]
     assert [part["text"] for part in made] == ["[read_file for 'a.py'] Result:\n[gone]", "Be quick.", texts[3]]
 
 
@@ -330,10 +335,10 @@ def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
     talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
     items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
-    whole = join_written_results(items, 0)
+    whole = tuple(read(*talk))
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
     for end in range(len(items)):
-        assert whole[:end] + join_written_results([*whole[:end], *items[end:]], end) == whole
+        assert join_written_results([*whole[:end], *items[end:]], end, whole.__getitem__) == whole
 
 
 @given(

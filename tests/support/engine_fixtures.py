@@ -27,7 +27,7 @@ from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
 from proxy.core.tokens.counting import InjectedRules
-from proxy.core.tool_calls import facts_of
+from proxy.core.tool_calls import as_result, facts_of
 from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
@@ -281,9 +281,12 @@ def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
 def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
     item = read_numbers(api_format, raw, count, tools)
-    if item.facts is UNREAD:
-        item = structs.replace(item, facts=facts_of(api_format.read_item_text(raw), tools.call, count))
-    return item
+    if item.facts is not UNREAD:
+        return item
+    text = api_format.read_item_text(raw)
+    if item.written_result is not None:
+        text = as_result(raw, text, item.written_result)
+    return structs.replace(item, facts=facts_of(text, tools.call, count))
 
 
 def message_slices(body: bytes) -> list[bytes]:

@@ -21,7 +21,7 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
-from proxy.core.conversation import UNREAD, Count, Item, ItemText, Layout, WrittenResult
+from proxy.core.conversation import Count, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
@@ -91,9 +91,9 @@ class OriginalItems:
     def written_result(self, index: int) -> WrittenResult | None:
         """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
         item = self.items[index]
-        if item.role != "tool" or item.facts is None or item.facts is UNREAD:
-            return None  # the facts of what is written as text are read with the item
-        return item.facts.written_result
+        if item.role != "tool":
+            return None
+        return item.written_result
 
     def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
         """One item with *texts* in place of its tool results; with *media*, their images stay."""

@@ -143,11 +143,7 @@ Opening = tuple[int, re.Match[str] | None, str]
 
 
 class InjectedRules:
-    """The compiled marks of all regions. A mark of two regions belongs to the later one.
-
-    A text has an injected part only if ``tag`` or ``heading`` (after a line end) matches in it, or if it contains one
-    of ``lines``.
-    """
+    """The compiled marks of all regions. A mark of two regions belongs to the later one."""
 
     def __init__(self, marks: Mapping[str, InjectedMarks]) -> None:
         self._headings: dict[str, str] = {}
@@ -159,6 +155,15 @@ class InjectedRules:
             self.lines |= {line: (region, end) for line, end in openings.lines.items()}
         # Each pattern begins with a literal, which the matcher finds fast: 0.4 and 1.5 ms for each MB of text.
         self.tag, self.heading = _tag_pattern(self._tags), _heading_pattern(self._headings)
+
+    def may_match(self, text: str) -> bool:
+        """Return False if *text* has no injected part."""
+        # Runs for every short message: a search for one character is ten times as fast as one by a pattern.
+        if "<" in text and self.tag.search(text):
+            return True
+        if "#" in text and self.heading.search(f"\n{text}"):
+            return True
+        return any(line in text for line in self.lines)
 
     def parts(self, text: str) -> Iterator[tuple[str, int, int]]:
         """Yield region, beginning and end of each injected part of *text*; none overlaps another. Linear in time."""
@@ -366,7 +371,6 @@ def injected_in(text: str, count: Count) -> tuple[Injected, ...]:
     """Return the injected parts of *text* by the rules that belong to *count*: none unless it is a ``Meter``."""
     if not isinstance(count, Meter):
         return ()
-    rules = count.injected
-    if rules.tag.search(text) or rules.heading.search(f"\n{text}") or any(line in text for line in rules.lines):
-        return injected_parts(text, rules, count)
+    if count.injected.may_match(text):
+        return injected_parts(text, count.injected, count)
     return ()
