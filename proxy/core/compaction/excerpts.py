@@ -3,7 +3,8 @@
 A chat has no results that a digest could name things from: what happened stands in its sentences, and in those of
 either side. A text tells much if it has words and figures that few others have, for each token that it takes. What is
 quoted already counts for little, so "That sounds great!" and everything said twice give way. Sentences of the user that
-constrain or ask for something come first. A short text is quoted whole, so that an answer keeps its sense.
+constrain or ask for something come first, but in a talk of equals in half of the room only. A short text is quoted
+whole, so that an answer keeps its sense.
 """
 
 from __future__ import annotations
@@ -51,6 +52,19 @@ QUESTION = 0.3
 
 OVERTAKEN = 0.5
 """The worth of a sentence that a later one overtakes, as a share of that of others."""
+
+SAMPLED = 256
+"""Texts of each side, the newest, by which it is decided if both talk as equals."""
+
+MOST_LENGTHS, MOST_ORDERS = 2.0, 1.5
+"""What equals stay below: how many times as long as the other's one side's texts are, and as often hold orders.
+
+In generated talks of two people, the texts of one are up to 1.1 times as long, and have words of orders up to 1.5 times
+as often. An assistant's answers are 2 times as long and more, or have them a fifth as often (decision 32).
+"""
+
+EQUALS_SHARE = 0.5
+"""Share of the room in which what constrains or asks for something comes first in a talk of equals."""
 
 BULLET = 2
 """Tokens of a list's mark before a text."""
@@ -141,6 +155,28 @@ def mark_tokens(sentences: Sequence[Sentence], has_bullet: bool) -> int:
     return tokens
 
 
+def talk_as_equals(user_texts: Sequence[str], model_texts: Sequence[str]) -> bool:
+    """True if neither side directs the other: both write about as much at a time, and use words of orders alike.
+
+    Two people say "you should see it" and "thank you for always listening" to each other, which are no orders.
+    """
+    sides = user_texts[-SAMPLED:], model_texts[-SAMPLED:]
+    shorter, longer = sorted(map(_mean_length, sides))
+    if longer >= MOST_LENGTHS * shorter:
+        return False
+    fewer, more = sorted(map(_share_with_orders, sides))
+    return more < MOST_ORDERS * fewer
+
+
+def _mean_length(texts: Sequence[str]) -> float:
+    return sum(map(len, texts)) / max(1, len(texts))
+
+
+def _share_with_orders(texts: Sequence[str]) -> float:
+    """The share of *texts* that have words by which something is constrained or asked for."""
+    return sum([sentence_rank(text) > 0 for text in texts]) / max(1, len(texts))
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """Sentences of the text ``at`` that are quoted together: their words, each once, and their worth for each token."""
@@ -175,6 +211,7 @@ class Excerpts:
         self._directing: list[_Candidate] = []
         self._others: list[_Candidate] = []
         self._texts_with: Counter[str] = Counter()
+        self._are_equals = talk_as_equals(user_texts, model_texts)
         places = self._split(_newest_first(user_texts, len(model_texts)))
         self._overtaken = overtaken_reports(
             [each for at in self._sentences if at < self._users for each in self._sentences[at]], talk
@@ -233,10 +270,17 @@ class Excerpts:
             self._others.append(_Candidate(at, group, _joined(words, group), factor / _size(group)))
 
     def choose_directing(self, tokens: int) -> int:
-        """Quote what the user constrains, then what the user asks for, in *tokens*; return how many are left."""
+        """Quote what the user constrains, then what the user asks for, in *tokens*; return how many are left.
+
+        In a talk of equals only a part of them is for that: most of what sounds like an order is none.
+        """
+        left = tokens
+        if self._are_equals:
+            left = int(tokens * EQUALS_SHARE)
+        reserved = tokens - left
         for rank in (2, 1):
-            tokens = self._choose([each for each in self._directing if each.rank == rank], tokens)
-        return tokens
+            left = self._choose([each for each in self._directing if each.rank == rank], left)
+        return left + reserved
 
     def choose(self, tokens: int) -> int:
         """Quote what tells most, of either side, in *tokens*; return how many are left."""

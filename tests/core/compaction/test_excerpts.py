@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.excerpts import BULLET, MOST_TEXTS, SHORT, Excerpts
+from proxy.core.compaction.excerpts import BULLET, MOST_TEXTS, SHORT, Excerpts, talk_as_equals
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import ItemText
@@ -81,6 +81,41 @@ def test_what_the_user_forbids_comes_first(rule: str) -> None:
     """A constraint outlives facts, also one that is older than the texts that are looked through for facts."""
     users = [rule, *(f"In {year} I painted the harbour of Lisbon {year} times." for year in range(MOST_TEXTS + 9))]
     assert rule in quotes(users, [], 40)
+
+
+EQUALS = (
+    (["Thank you for always listening.", "We met Ida."], ["You should have seen it!", "It rained."]),
+    (["我一直都必须早起。", "昨天下雨了。"], ["你只能这样想。", "他来了。"]),
+    (["Du musst immer lachen!", "Es war kalt."], ["Man soll niemals aufgeben.", "Wir waren da."]),
+)
+"""Talks in which both sides use words of orders alike."""
+
+
+@pytest.mark.parametrize(("users", "model"), EQUALS)
+def test_equals_use_words_of_orders_alike(users: list[str], model: list[str]) -> None:
+    """Two people are equals; not if one of them writes twice as much at a time, or uses such words twice as often."""
+    assert talk_as_equals(users, model)
+    assert not talk_as_equals(users, [text * 3 for text in model])
+    assert not talk_as_equals([text * 3 for text in users], model)
+    assert not talk_as_equals(users[:1] * 2, model)
+    assert not talk_as_equals(users, model[:1] * 2)
+
+
+def test_a_talk_without_words_of_orders_is_none_of_equals() -> None:
+    """Nothing is known of two sides that direct nobody, of one side alone, and of none."""
+    assert not talk_as_equals(["We met Ida."], ["It rained."])
+    assert not talk_as_equals(["You must never book a flight."], [])
+    assert not talk_as_equals([], [])
+
+
+def test_between_equals_thanks_leave_half_of_the_room_to_facts() -> None:
+    """What only sounds like an order comes first in half of the room if both sides talk so, else in all of it."""
+    thanks = [f"Thank you, {word} you must always be." for word in ("kind", "glad", "proud", "happy")]
+    users, equal = [*thanks, *FACTS], ["You must be so glad of that.", "You must be so proud of it.", "It is cold."]
+    room = 2 * sum([count_tokens(fact) + BULLET for fact in FACTS])
+    assert set(FACTS) <= set(quotes(users, equal, room))
+    assert set(thanks) & set(quotes(users, equal, room))
+    assert set(thanks) <= set(quotes(users, ["It is booked."], room))
 
 
 def test_a_long_text_gives_single_sentences() -> None:
