@@ -75,6 +75,48 @@ class Surroundings:
     exports: Exports = NO_EXPORTS
 
 
+@dataclass(frozen=True, slots=True)
+class StatusSources:
+    """The parts that the server reads, for the operator's status and for the upstream of a model.
+
+    It refers to no ``Process``: the server refers to it, and such a cycle would outlive a replaced process until the
+    next garbage collection.
+    """
+
+    workers: int
+    config: CurrentState
+    store: Store
+    upstream: Upstreams
+    probes: Probes
+    catalogue: Catalogue
+    tokenizers: Tokenizers
+    jobs: Jobs | None
+    engine: Engine
+
+    def upstream_of(self, model: str) -> str:
+        """Return the upstream of *model*. Raises ``NotFound``."""
+        return self.catalogue.resolve(model).upstream
+
+    def status(self) -> Mapping[str, object]:
+        """Return the state of the process, as the operator's status shows it."""
+        summaries: Mapping[str, object] = {"mode": "off"}
+        if self.jobs is not None:
+            summaries = self.jobs.status()
+        return {
+            "version": configuration.version(),
+            "configuration": self.config.state.status(),
+            "workers": self.workers,
+            "upstreams": list(self.upstream.names),
+            "windows": self.probes.stated_windows(),
+            "probes": self.probes.last_probes(),
+            **windows_status(self.catalogue, self.engine.learned, time.perf_counter()),
+            "store": store_status(self.store.state()),
+            "summaries": summaries,
+            "estimated_encodings": sorted(self.tokenizers.estimated),
+            "counted_by": self.tokenizers.counted_by(),
+        }
+
+
 @dataclass(slots=True, eq=False)
 class Process:
     """Everything that one process owns. ``build`` opens it, ``close`` closes it. It listens on ``port``."""
@@ -147,27 +189,16 @@ class Process:
         """Build the parts that *options* configure, with page, metrics and vocabularies of the process *before*."""
         settings, config, current = options.settings, server_config(options.settings), CurrentState(options.state)
         logs, tasks, exports = surroundings.logs, surroundings.tasks, surroundings.exports
-        server_before: Server | None = None
-        if before is None:
-            page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), logs.warn)
-            telemetry = _open_telemetry(page.reports)
-            tokenizers = Tokenizers(release=caches.release_free_memory)
-        else:
-            page, telemetry, tokenizers = before.page, before.telemetry, before.tokenizers
-            server_before = before.server
+        page, telemetry, tokenizers = _lasting_parts(settings, surroundings, before)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
         if before is not None:
             probes.adopt(before.probes)
         catalogue = await asyncio.to_thread(open_catalogue, settings, probes.window_of)
-
-        def observe_summary(report: SummaryReport) -> None:
-            telemetry.summary(report)
-            logs.summary_done(report)
-            exports.summary(report)
-
         history = open_history(settings, store, tasks, telemetry.archived, logs.warn)
-        note = history.note_summary
-        jobs = open_summaries(settings, catalogue, tokenizers, store, upstream, tasks, observe_summary, note)
+        report_summary = partial(_report_summary, telemetry, logs, exports)
+        jobs = open_summaries(
+            settings, catalogue, tokenizers, store, upstream, tasks, report_summary, history.note_summary
+        )
         faults = Faults(logs.fault, telemetry.fault)
         engine = await asyncio.to_thread(
             open_engine,
@@ -184,61 +215,43 @@ class Process:
             tasks.spawn,
             partial(_load_vocabulary, tokenizers, tasks),
         )
-
-        # These two refer to no process: the server refers to them, and such a cycle would outlive a replaced process
-        # until the next garbage collection.
-        def upstream_of(model: str) -> str:
-            return catalogue.resolve(model).upstream
-
-        def status() -> Mapping[str, object]:
-            summaries: Mapping[str, object] = {"mode": "off"}
-            if jobs is not None:
-                summaries = jobs.status()
-            return {
-                "version": configuration.version(),
-                "configuration": current.state.status(),
-                "workers": surroundings.worker.count,
-                "upstreams": list(upstream.names),
-                "windows": probes.stated_windows(),
-                "probes": probes.last_probes(),
-                **windows_status(catalogue, engine.learned, time.perf_counter()),
-                "store": store_status(store.state()),
-                "summaries": summaries,
-                "estimated_encodings": sorted(tokenizers.estimated),
-                "counted_by": tokenizers.counted_by(),
-            }
-
+        sources = StatusSources(
+            surroundings.worker.count, current, store, upstream, probes, catalogue, tokenizers, jobs, engine
+        )
         metrics = None
         if settings.telemetry.metrics:
             metrics = telemetry.exposition
+        server_before = None
+        if before is not None:
+            server_before = before.server
         server = Server(
             config,
             exports.traced_exchange(engine),
             upstream,
-            upstream_of,
+            sources.upstream_of,
             (telemetry.observe, logs.request_done, *exports.observers),
             metrics,
-            status,
+            sources.status,
             open_models(settings, catalogue, upstream),
             open_all_routes(settings, store, history),
             faults,
             server_before,
         )
-        server.show(page.routes(status))
+        server.show(page.routes(sources.status))
         return cls(
-            surroundings,
-            store,
-            upstream,
-            probes,
-            catalogue,
-            tokenizers,
-            telemetry,
-            page,
-            history,
-            jobs,
-            engine,
-            server,
-            current,
+            surroundings=surroundings,
+            store=store,
+            upstream=upstream,
+            probes=probes,
+            catalogue=catalogue,
+            tokenizers=tokenizers,
+            telemetry=telemetry,
+            page=page,
+            history=history,
+            jobs=jobs,
+            engine=engine,
+            server=server,
+            config=current,
         )
 
     async def _listen(self, settings: Settings) -> None:
@@ -254,6 +267,7 @@ class Process:
     async def retire(self, under_way: set[asyncio.Task[object]], seconds: float) -> None:
         """Close this replaced process once its requests have ended; its summaries get *seconds*."""
         if self.jobs is not None:
+            # First, so that the requests under way start no more summaries: nothing would wait for those.
             await self.jobs.finish(seconds)
         await self.probes.close()
         if under_way:
@@ -311,6 +325,23 @@ class Process:
         await self.probes.close()
         await self.upstream.close()
         await self.store.close()
+
+
+def _lasting_parts(
+    settings: Settings, surroundings: Surroundings, before: Process | None
+) -> tuple[LivePage, Telemetry, Tokenizers]:
+    """Return page, metrics and vocabularies: those of the process *before*, which a reload keeps, or new ones."""
+    if before is not None:
+        return before.page, before.telemetry, before.tokenizers
+    page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), surroundings.logs.warn)
+    return page, _open_telemetry(page.reports), Tokenizers(release=caches.release_free_memory)
+
+
+def _report_summary(telemetry: Telemetry, logs: Logs, exports: Exports, report: SummaryReport) -> None:
+    """Count, log and trace a summary job that has ended."""
+    telemetry.summary(report)
+    logs.summary_done(report)
+    exports.summary(report)
 
 
 def _load_vocabulary(tokenizers: Tokenizers, tasks: Tasks, encoding: str) -> None:

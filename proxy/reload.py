@@ -213,5 +213,6 @@ class ConfigWatch:
                 if not self.source.has_changed():
                     continue
             self.requested.clear()
+            # Remembers the file as it is now: a change that a signal announced would be read again at the next look.
             self.source.has_changed()
             await apply(await asyncio.to_thread(self.source.read))

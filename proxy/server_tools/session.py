@@ -195,6 +195,7 @@ class ToolSession:
         server_calls = len(self.api.calls(output, self.names))
         whole = [*texts, *[TOO_MANY] * (server_calls - len(texts))]
         if self.recalls + 2 == MOST_GENERATIONS:
+            # The generation that reads these results is the last one.
             whole[-1] += "\n" + LAST
         return [dumped(element) for element in self.api.results(output, self.names, whole)]
 

@@ -251,6 +251,7 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
     try:
         reply = await call()
     except asyncio.CancelledError:
+        # A deadline passed: ``_attempt`` and ``probe`` cancel what got no answer in time.
         breaker.failed()
         raise
     except FAULTS as error:
@@ -258,6 +259,7 @@ async def _perform(breaker: Breaker, call: Callable[[], Awaitable[T]]) -> T | Un
         if kind in BREAKING:
             breaker.failed()
         elif kind != "pool" or breaker.state == "half-open":
+            # Any other error is an answer. A lack of connections is none, but a half-open breaker waits for a report.
             breaker.succeeded()
         return Unavailable(kind)
     breaker.succeeded()

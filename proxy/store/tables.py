@@ -204,6 +204,7 @@ class TableAccess:
                 continue
             plain = self.sealer.open(tenant, name, value)
             if plain is None:
+                # Left in place it would be read, and counted as an error, by every later request.
                 self._count_unreadable(value)
                 self.run_in_background(Remove(name), "store removal")
                 continue
@@ -234,6 +235,7 @@ class TableAccess:
         claim = Claim(name, self.sealer.seal(tenant, name, value), LIFETIME)
         self._renewed[name] = True
         if replace:
+            # Not a put: of replicas that replace a record at once, all have to go on with the one stored first.
             await self.run(Remove(name))
         try:
             present = await self.run(claim)

@@ -245,6 +245,7 @@ class Jobs:
         for task in late:
             task.cancel()
         if late:
+            # A lease that is not released keeps other replicas from writing this summary until it expires.
             await asyncio.wait(late)
 
     def _start(self, request: SummaryRequest, *, waits: bool) -> asyncio.Task[Summary | None] | None:

@@ -105,6 +105,7 @@ class History:
                 repaired = "What was sent could not be read, and none was stored. The state begins anew."
             return {**export(name, stored.budget, compactions, stored.others), "repaired": repaired}
         await self._conversations.save_state(tenant, name, encode(imported))
+        # The difference, since requests of any replica may add to the counter meanwhile.
         added = imported.budget.consumed - stored.budget.consumed
         consumed = await self._conversations.add_consumed(tenant, name, added)
         return export(name, Budget(imported.budget.total, consumed), compactions, imported.others)

@@ -88,6 +88,7 @@ def parse_reference(text: str) -> tuple[bytes, bytes] | None:
     except ValueError:
         return None
     root_hash, name = value[:_NAME_BYTES], value[_NAME_BYTES:]
+    # 43 characters have two bits more than 32 bytes, which decoders ignore: four spellings decode to the same bytes.
     if len(name) != _NAME_BYTES or reference(root_hash, name) != text:
         return None
     return root_hash, name
@@ -172,6 +173,7 @@ def _next_offset(stop: int, total: int) -> int | None:
 
 
 def _number(name: str, value: str, least: int) -> int:
+    # ``int`` raises for 4,300 digits: https://docs.python.org/3/library/stdtypes.html#int-max-str-digits
     if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) >= least):
         raise InvalidRequest(f"The parameter {name} must be a whole number, {least} or more.")
     return int(value)
