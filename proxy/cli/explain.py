@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 from rich.console import Console
@@ -34,6 +33,7 @@ from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
+from proxy.core.tokens.media import FILES, IMAGES, SOUND
 from proxy.engine.reading import CountedBody, Reader
 from proxy.offline import offline_engine
 from proxy.settings import Settings, injected_rules
@@ -45,20 +45,6 @@ TENANT: Final = bytes(32)
 """The only caller: the user of the command."""
 
 ROLES: Final = ("system", "user", "assistant", "tool")
-
-MEDIA: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "image_url": "image",
-        "input_image": "image",
-        "image": "image",
-        "input_audio": "audio",
-        "file": "file",
-        "input_file": "file",
-        "document": "file",
-        "video_url": "video",
-    }
-)
-"""Kinds of media by the ``type`` of a content part, of all three APIs."""
 
 KINDS: Final = (
     "text", "reasoning", "tool call", "tool result", "image", "audio", "video", "file", "media",
@@ -240,7 +226,7 @@ def _item_kinds(text: ItemText, item: Item, count: Count) -> dict[str, int]:
     text_kind, media_kind = "text", "media"
     if item.role == "tool":
         text_kind = "tool result"
-    media = {MEDIA.get(name, "media") for name in text.media}
+    media = set(map(_media_kind, text.media))
     if len(media) == 1:
         media_kind = media.pop()
     kinds = {
@@ -252,6 +238,19 @@ def _item_kinds(text: ItemText, item: Item, count: Count) -> dict[str, int]:
     # The item's tokens are the sum of its parts, but here the parts are counted as one text: the rest is frame.
     kinds["frame"] = max(0, item.tokens - sum(kinds.values()))
     return kinds
+
+
+def _media_kind(part_type: str) -> str:
+    """Return the kind of media of a content part, by its ``type`` in any API."""
+    if part_type in IMAGES:
+        return "image"
+    if part_type in SOUND:
+        return "audio"
+    if part_type.startswith("video"):
+        return "video"
+    if part_type in FILES:
+        return "file"
+    return "media"
 
 
 def _facts(fitted: Fitted) -> Iterator[tuple[str, str]]:

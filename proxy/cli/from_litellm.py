@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import yaml
 
+from proxy.core.apis.json_steps import as_object
 from proxy.settings.upstreams import OLLAMA
 
 OWN_API: Final = {
@@ -446,10 +447,7 @@ def _without_counterpart(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the object called *name* in *value*; an empty one if there is none."""
-    section = value.get(name)
-    if isinstance(section, dict):
-        return section
-    return {}
+    return as_object(value.get(name))
 
 
 def _with_our_variables(text: str) -> str:

@@ -283,7 +283,7 @@ async def _smallest_learned(store: Store, route: Route, tenants: Iterable[bytes]
         learned_route = load(await store.records.read_route(tenant, route.learned_key))
         if learned_route is not None:
             facts.append(_learned_facts(route, learned_route, now))
-    return min(facts, key=lambda learned: learned.window or learned_window.LARGEST_WINDOW, default=None)
+    return min(facts, key=lambda learned: learned.window or learned_window.MOST_PLAUSIBLE, default=None)
 
 
 def _learned_facts(route: Route, learned_route: LearnedRoute, now: float) -> LearnedFacts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from proxy.core.apis.json_steps import objects
+from proxy.core.apis.json_steps import as_object, objects
 
 Message = dict[str, Any]
 
@@ -59,7 +59,7 @@ def _from_json(name: str, values: Sequence[Any]) -> list[Session]:
     types = {str(row.get("type")) for row in rows}
     # Codex writes rollout files of {type, payload} (https://github.com/openai/codex), Claude Code rows with a message.
     if types & {"session_meta", "response_item"}:
-        return _codex(name, [(str(row.get("type")), _object(row.get("payload"))) for row in rows])
+        return _codex(name, [(str(row.get("type")), as_object(row.get("payload"))) for row in rows])
     if any(isinstance(row.get("message"), dict) for row in rows):
         return _claude_code(name, rows)
     requests = list(_requests(name, rows))
@@ -76,7 +76,7 @@ def _requests(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Session]
         request = _request(row)
         if not request:
             continue
-        label = str(row.get("id") or _object(row.get("info")).get("id") or f"{name}:{number}")
+        label = str(row.get("id") or as_object(row.get("info")).get("id") or f"{name}:{number}")
         session = _request_session(label, request)
         if previous is not None and not _continues(session.messages, previous.messages):
             yield previous
@@ -87,7 +87,7 @@ def _requests(name: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Session]
 
 def _request(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the request in a row: the row itself, or a member of a log's or batch file's row; empty without one."""
-    for candidate in (row, row.get("request"), row.get("body"), _object(row.get("params")).get("body")):
+    for candidate in (row, row.get("request"), row.get("body"), as_object(row.get("params")).get("body")):
         if isinstance(candidate, dict) and isinstance(candidate.get("messages"), list):
             return candidate
     return {}
@@ -162,7 +162,7 @@ def _claude_code(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Session]:
     threads: dict[tuple[str, int], _Thread] = {}
     compactions: dict[str, int] = {}
     for row in rows:
-        message = _object(row.get("message"))
+        message = as_object(row.get("message"))
         if row.get("type") not in _ROLES or message.get("role") not in _ROLES:
             continue
         agent = ""
@@ -266,8 +266,8 @@ def _opencode(values: Iterable[Any]) -> list[Message]:
     """Return the messages of an export, each with its ``info`` and its ``parts``; none if it is no export."""
     messages: list[Message] = []
     for value in values:
-        role = str(_object(_object(value).get("info")).get("role"))
-        parts = objects(_object(value).get("parts"))
+        role = str(as_object(as_object(value).get("info")).get("role"))
+        parts = objects(as_object(value).get("parts"))
         text = "\n".join(str(part.get("text") or "") for part in parts if part.get("type") == "text")
         if role == "user":
             messages.extend(_text_message("user", text))
@@ -280,7 +280,7 @@ def _opencode_answer(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mess
     """Return an answer with its calls, then their results: a part of an export holds a call and its result."""
     calls, results = [], []
     for part in tools:
-        state = _object(part.get("state"))
+        state = as_object(part.get("state"))
         calls.append(_call(part.get("callID"), part.get("tool"), state.get("input") or {}))
         results.append(_tool_message(part.get("callID"), state.get("output") or state.get("error")))
     if not text and not calls:
@@ -290,7 +290,7 @@ def _opencode_answer(text: str, tools: Sequence[Mapping[str, Any]]) -> list[Mess
 
 def _opencode_model(values: Iterable[Any]) -> str:
     """Return the first model that an export names; empty if it names none."""
-    infos = (_object(_object(value).get("info")) for value in values)
+    infos = (as_object(as_object(value).get("info")) for value in values)
     return next((str(info["modelID"]) for info in infos if info.get("modelID")), "")
 
 
@@ -329,13 +329,6 @@ def _text(content: Any) -> str:
     if parts or content in (None, []):
         return "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
     return json.dumps(content, ensure_ascii=False)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """Return *value* if it is a JSON object, else an empty one."""
-    if isinstance(value, dict):
-        return value
-    return {}
 
 
 def _decoded(text: str) -> Any:

@@ -143,7 +143,7 @@ def with_report(calibration: Calibration, counted: int, reported: int) -> Calibr
     return Calibration(round(calibration.factor - STEP, 4), ratio)
 
 
-SMALLEST_WINDOW, LARGEST_WINDOW = 256, 100_000_000
+LEAST_PLAUSIBLE, MOST_PLAUSIBLE = 256, 100_000_000
 """Plausible windows in tokens: a smaller one would refuse every request, a larger one does not exist."""
 
 STATED_SECONDS = 3_600.0
@@ -203,7 +203,7 @@ NOTHING_LEARNED = LearnedWindow()
 
 def is_plausible(limit: int, weight: int | None, output: int) -> bool:
     """Return True if *limit* can explain a refusal of *weight* tokens of ours and *output* tokens of answer."""
-    if not SMALLEST_WINDOW <= limit <= LARGEST_WINDOW:
+    if not LEAST_PLAUSIBLE <= limit <= MOST_PLAUSIBLE:
         return False
     return weight is None or limit <= HIGHEST_RATIO * weight + output
 
@@ -243,13 +243,13 @@ def with_refusal(learned: LearnedWindow, weight: int, now: float) -> LearnedWind
     refused = structs.replace(learned, refused_at=now)
     if not is_repeated:
         return refused
-    lower = max(SMALLEST_WINDOW, int(STEP_DOWN * weight))
+    lower = max(LEAST_PLAUSIBLE, int(STEP_DOWN * weight))
     return with_inferred_window(refused, min(inferred_window(learned, now) or lower, lower), now)
 
 
 def with_inferred_window(learned: LearnedWindow, window: int, now: float) -> LearnedWindow:
     """Return *learned* after traffic showed that the window is about *window* tokens."""
-    return structs.replace(learned, inferred=max(SMALLEST_WINDOW, window), inferred_at=now)
+    return structs.replace(learned, inferred=max(LEAST_PLAUSIBLE, window), inferred_at=now)
 
 
 def with_silent_cut(learned: LearnedWindow, reported: int, now: float) -> LearnedWindow:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
 from proxy.core.apis import gemini, gemini_path
+from proxy.core.apis.shape import RESOURCES
 from proxy.core.client_compaction import METADATA_HEADER, announced_client
 from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, REWRITTEN, EndToEnd
@@ -73,13 +74,6 @@ RETRIEVE: Final = "/v1/retrieve/"
 LOCAL_ROOTS: Final = ("/ullage/", "/health/", RETRIEVE)
 """Beginnings of paths that are answered here."""
 
-_RESOURCES: Final = frozenset(
-    {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
-    | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
-    | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
-)
-"""First parts of the paths of OpenAI's and Anthropic's APIs, which clients also send without a version before them."""
-
 
 def is_local(path: str) -> bool:
     """True if *path* is answered here and never relayed."""
@@ -102,7 +96,7 @@ def is_outside_apis(path: str) -> bool:
     if api_path(path).startswith("v1/"):
         return True
     rooted = path.startswith(ROOTS[:-1]) or _DEPLOYMENT.fullmatch(path) is not None
-    return not rooted and path.lstrip("/").partition("/")[0] not in _RESOURCES
+    return not rooted and path.lstrip("/").partition("/")[0] not in RESOURCES
 
 
 def ends_like_route(path: str) -> bool:

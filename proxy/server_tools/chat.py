@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from proxy.core.apis.json_steps import objects
+from proxy.core.apis.json_steps import as_object, objects
 from proxy.server_tools.events import dumped, written
 from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
 
@@ -240,16 +240,13 @@ def _assembled_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choice(value: Mapping[str, Any]) -> dict[str, Any]:
     choices = value.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return choices[0]
-    return {}
+    if not isinstance(choices, list) or not choices:
+        return {}
+    return as_object(choices[0])
 
 
 def _delta(value: Mapping[str, Any]) -> dict[str, Any]:
-    delta = _choice(value).get("delta")
-    if isinstance(delta, dict):
-        return delta
-    return {}
+    return as_object(_choice(value).get("delta"))
 
 
 def _tool_calls(output: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -7,11 +7,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from proxy.core.apis.json_steps import objects
+from proxy.core.apis.json_steps import as_object, objects
+from proxy.core.learned_window import LEAST_PLAUSIBLE, MOST_PLAUSIBLE
 from proxy.core.models import ServerWindow
-
-LEAST, MOST = 256, 1_000_000_000
-"""Tokens of the smallest and the largest plausible window: a smaller one would make every request too long."""
 
 MOST_MODELS: Final = 4_000
 """Entries of a list of models that are read."""
@@ -108,7 +106,7 @@ def sglang_windows(answer: object, windows: Mapping[str, ServerWindow]) -> dict[
 
     https://docs.sglang.io/basic_usage/native_api.html
     """
-    info = _as_object(answer)
+    info = as_object(answer)
     pool, longest = _figure(info.get("max_total_num_tokens")), _figure(info.get("max_req_input_len"))
     narrowed = {}
     for name, window in windows.items():
@@ -136,7 +134,7 @@ def lmstudio_windows(answer: object) -> dict[str, ServerWindow] | None:
     Of a model that is not loaded the window is unknown: ``max_context_length`` is the most it could be loaded with
     (https://lmstudio.ai/docs/api/rest-api).
     """
-    if not isinstance(_as_object(answer).get("data"), list):
+    if not isinstance(as_object(answer).get("data"), list):
         return None
     windows = {}
     for entry in _objects(answer, "data"):
@@ -151,7 +149,7 @@ def ollama_running_windows(answer: object) -> dict[str, ServerWindow] | None:
 
     https://docs.ollama.com/api/ps
     """
-    if not isinstance(_as_object(answer).get("models"), list):
+    if not isinstance(as_object(answer).get("models"), list):
         return None
     windows = {}
     for entry in _objects(answer, "models"):
@@ -167,7 +165,7 @@ def ollama_window(answer: object) -> ServerWindow | None:
     Without ``num_ctx`` it will run with the server's default, which no route states
     (https://github.com/ollama/ollama/blob/main/docs/api.md#show-model-information).
     """
-    size = _num_ctx(_as_object(answer).get("parameters"))
+    size = _num_ctx(as_object(answer).get("parameters"))
     if size is None:
         return None
     stated = [value for key, value in _object(answer, "model_info").items() if key.endswith(".context_length")]
@@ -191,7 +189,7 @@ def tgi_window(answer: object) -> dict[str, ServerWindow]:
 
     https://huggingface.github.io/text-generation-inference/
     """
-    info = _as_object(answer)
+    info = as_object(answer)
     size = _figure(info.get("max_total_tokens"))
     longest = _figure(info.get("max_input_tokens")) or _figure(info.get("max_input_length"))
     if size is None:
@@ -210,25 +208,18 @@ def _below(limit: int | None, size: int) -> int | None:
     return limit
 
 
-def _figure(value: object, least: int = LEAST) -> int | None:
+def _figure(value: object, least: int = LEAST_PLAUSIBLE) -> int | None:
     """Return *value* if it is a number of tokens, else None."""
-    if type(value) is int and least <= value <= MOST:
+    if type(value) is int and least <= value <= MOST_PLAUSIBLE:
         return value
     return None
 
 
-def _as_object(value: object) -> Mapping[str, Any]:
-    """Return *value* if it is a JSON object, else an empty one."""
-    if isinstance(value, dict):
-        return value
-    return {}
-
-
 def _object(answer: object, name: str) -> Mapping[str, Any]:
     """Return the object that is the member *name* of *answer*; empty if there is none."""
-    return _as_object(_as_object(answer).get(name))
+    return as_object(as_object(answer).get(name))
 
 
 def _objects(answer: object, name: str) -> Sequence[Mapping[str, Any]]:
     """Return the objects in the list that is the member *name* of *answer*, ``MOST_MODELS`` entries at most."""
-    return objects(_as_object(answer).get(name))[:MOST_MODELS]
+    return objects(as_object(answer).get(name))[:MOST_MODELS]

@@ -18,42 +18,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 from urllib.parse import urlsplit
 
+from proxy.core.apis.shape import RESOURCES
 from proxy.core.http_headers import NO_HEADERS
-
-API: Final = frozenset(
-    {
-        "assistants",
-        "audio",
-        "batches",
-        "chat",
-        "completions",
-        "containers",
-        "conversations",
-        "embeddings",
-        "evals",
-        "files",
-        "fine_tuning",
-        "images",
-        "messages",
-        "models",
-        "moderations",
-        "organization",
-        "realtime",
-        "rerank",
-        "responses",
-        "threads",
-        "uploads",
-        "vector_stores",
-        "videos",
-    }
-)
-"""First segments of paths of the OpenAI and Anthropic APIs. A path without a version means the versioned route.
-
-https://platform.openai.com/docs/api-reference, https://platform.claude.com/docs/en/api/overview
-"""
 
 _VERSION = re.compile(r"v\d+\w*")
 """A segment of a path that is an API's version: ``v1``, ``v1beta``."""
@@ -119,7 +87,7 @@ class BaseUrl:
             path_qs = path_qs[flavour.end() :]
         if path_qs.startswith("/v1") and _ends(path_qs, 3):
             rest = path_qs[3:]
-        elif first_segment(path_qs) in API:
+        elif first_segment(path_qs) in RESOURCES:
             rest = path_qs
         else:
             return self._origin + self._root + path_qs

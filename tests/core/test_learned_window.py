@@ -10,13 +10,13 @@ from proxy.core import learned_window
 from proxy.core.learned_window import (
     FASTEST_RISE,
     HIGHEST_RATIO,
+    LEAST_PLAUSIBLE,
     LOWEST_RATIO,
     MOST_STEPS,
     NOTHING_LEARNED,
     PATIENCE,
     PROBE_SECONDS,
     REPEATED_SECONDS,
-    SMALLEST_WINDOW,
     STATED_SECONDS,
     STEP,
     Calibration,
@@ -36,7 +36,7 @@ T = 1_000_000.0
     [
         (8_192, 9_000, 0, True),
         (8_192, None, 0, True),
-        (SMALLEST_WINDOW - 1, 9_000, 0, False),
+        (LEAST_PLAUSIBLE - 1, 9_000, 0, False),
         (10**9, None, 0, False),
         (200_000, 3_000, 0, False),
         (200_000, 3_000, 199_000, True),
@@ -75,7 +75,7 @@ def test_refusals_without_a_figure_lower_it_step_by_step() -> None:
     assert learned_window.inferred_window(far, T + REPEATED_SECONDS) is None
 
 
-@given(st.integers(SMALLEST_WINDOW, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
+@given(st.integers(LEAST_PLAUSIBLE, 10**6), st.lists(st.floats(0, 3 * PROBE_SECONDS), max_size=20))
 def test_it_comes_back_by_probing(figure: int, waits: list[float]) -> None:
     """An inferred window rises with time, never falls by itself, and is dropped in the end."""
     belief, now = learned_window.with_inferred_window(NOTHING_LEARNED, figure, T), T

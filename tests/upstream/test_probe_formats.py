@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.learned_window import LEAST_PLAUSIBLE, MOST_PLAUSIBLE
 from proxy.core.models import ServerWindow
 from proxy.upstream import probe_formats
-from proxy.upstream.probe_formats import EVERY_MODEL, LEAST, MOST, Unreadable, decode, find_window
+from proxy.upstream.probe_formats import EVERY_MODEL, Unreadable, decode, find_window
 
 WORDS = st.sampled_from(
     [
@@ -46,7 +47,7 @@ def test_no_answer_is_an_error(answer: Any) -> None:
     assert probe_formats.server_kind(rows) in {"", *probe_formats.KINDS_BY_OWNER.values()}
     for each in found:
         for window in each.values():
-            assert LEAST <= window.context_window <= MOST
+            assert LEAST_PLAUSIBLE <= window.context_window <= MOST_PLAUSIBLE
             assert window.max_input_tokens is None or window.max_input_tokens < window.context_window
             assert window.origin
 

@@ -8,6 +8,7 @@ CASES = [
     ("http://h/v1", "/models?a=%2f&b", "http://h/v1/models?a=%2f&b"),
     ("http://h", "/v1/models", "http://h/v1/models"),
     ("http://h/", "/chat/completions", "http://h/v1/chat/completions"),
+    ("http://h/v1", "/skills", "http://h/v1/skills"),
     ("http://h", "/tokenize", "http://h/tokenize"),
     ("http://h/v1", "/tokenize", "http://h/tokenize"),
     ("http://h/v1", "/v1/tokenize", "http://h/v1/tokenize"),

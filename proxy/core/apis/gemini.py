@@ -32,7 +32,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_values,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+from proxy.core.apis.json_steps import ONE_CALL, as_object, decode, dismantle
 from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
@@ -351,10 +351,7 @@ def _kind(part: Mapping[str, Any]) -> str:
 
 def _value(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object in a part; an empty one if there is none."""
-    value = part.get(_key(part))
-    if isinstance(value, dict):
-        return value
-    return {}
+    return as_object(part.get(_key(part)))
 
 
 def _values(parts: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:

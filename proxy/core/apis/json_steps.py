@@ -107,6 +107,13 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return [element for element in value if isinstance(element, dict)]
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """Return *value* if it is a JSON object, else an empty one."""
+    if isinstance(value, dict):
+        return value
+    return {}
+
+
 def spelled(value: Any, write: Callable[[Any], str]) -> str:
     """Return *value* as JSON by *write*; numbers that Python cannot represent are spelled as they were read."""
     if isinstance(value, Digits):

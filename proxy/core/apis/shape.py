@@ -1,11 +1,21 @@
-"""Recognises the API of a request by its members."""
+"""Recognises the API of a request by its members, and the paths of APIs by their first segments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from proxy.core.apis.json_steps import objects
+
+RESOURCES: Final = frozenset(
+    {"assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings", "evals"}
+    | {"files", "fine_tuning", "images", "messages", "models", "moderations", "organization", "organizations"}
+    | {"projects", "realtime", "rerank", "responses", "skills", "threads", "uploads", "vector_stores", "videos"}
+)
+"""First segments of the paths of OpenAI's and Anthropic's APIs behind the version, which clients may leave out.
+
+https://platform.openai.com/docs/api-reference, https://platform.claude.com/docs/en/api/overview
+"""
 
 
 def shape_of(value: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NO_PRIOR, EchoFilter, Prior, check_claim, states_size_of
-from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles, read_figures, stated_size
+from proxy.core.overflow.figures import LEAST_LIMIT, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
 from proxy.core.report import Usage
@@ -363,7 +363,7 @@ def _guess(row: Row, text: str) -> _Reading | None:
 
     It has to name something of a request, unless it is in other letters than English, whose words may all be unknown.
     """
-    stated = sorted({figure for figure in row.figures.values() if figure >= SMALLEST_WINDOW})
+    stated = sorted({figure for figure in row.figures.values() if figure >= LEAST_LIMIT})
     if len(stated) != 2 or not (row.mentions("tokens", "input", "context", "window") or _FOREIGN.search(text)):
         return None
     if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):

@@ -14,6 +14,9 @@ MOST_TEXTS, MOST_CHARACTERS, DEEPEST = 60, 24_000, 20
 """Texts of an answer that are read, characters of all of them together, and levels of nesting: errors are short, but a
 validation error may repeat a whole conversation."""
 
+MOST_ELEMENTS, MOST_MEMBERS = 40, 60
+"""Elements of a list and members of an object that are read: a validation error has one element for each fault."""
+
 MOST_EMBEDDED = 8
 """Attempts to decode JSON inside one text: gateways put a provider's error into a text of their own."""
 
@@ -179,7 +182,7 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
     elif isinstance(value, dict):
         _object(value, name, parts, depth)
     elif isinstance(value, list | tuple):
-        for member in value[:40]:
+        for member in value[:MOST_ELEMENTS]:
             _walk(member, "", parts, depth - 1)
     elif isinstance(value, int) and not isinstance(value, bool):
         parts.members.append((_CAMEL.sub("_", name).lower(), value))
@@ -193,7 +196,7 @@ def _object(value: dict[Any, Any], holder: str, parts: ErrorParts, depth: int) -
         member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
     if isinstance(member_at_fault, str) and not parts.member_at_fault:
         parts.member_at_fault = member_at_fault
-    for key, member in list(value.items())[:60]:
+    for key, member in list(value.items())[:MOST_MEMBERS]:
         name = str(key).lower()
         if holder == "errors" and _are_texts(member):
             _walk(member, "", parts, depth - 1)

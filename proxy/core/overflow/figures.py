@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from proxy.core.overflow.rules import Pattern, Row
 
-SMALLEST_WINDOW = 64
+LEAST_LIMIT = 64
 """Tokens of the smallest limit that can be a window; a smaller figure counts something else."""
 
 _SIZE = re.compile(r"(\d{1,15}(?:[.,]\d{1,3})*)[ -]?(bytes?|[kmg]i?b(?:ytes)?)\b", re.IGNORECASE)
@@ -95,7 +95,7 @@ def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
     """Return one figure for each role, the first of those stated in it."""
     output = next(iter(by_role.get("output", ())), None)
     requested = next(filter(None, by_role.get("requested", ())), None)
-    limits = [limit for limit in by_role.get("limit", ()) if limit >= SMALLEST_WINDOW]
+    limits = [limit for limit in by_role.get("limit", ()) if limit >= LEAST_LIMIT]
     prompt = _prompt([*filter(None, by_role.get("prompt", ()))], output, requested)
     inferred = prompt is None and len(set(limits)) > 1
     if inferred:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
 from proxy.core.apis import messages
 from proxy.core.apis.envelope import Envelope
-from proxy.core.apis.json_steps import decode, parse
+from proxy.core.apis.json_steps import as_object, decode, parse
 from proxy.core.decisions import CountedView, FinalDecision, Forward
 from proxy.core.models import Route
 from proxy.core.planner import LOSSY
@@ -99,7 +99,7 @@ def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
     items = body[scan.start : scan.end]
     if edits.clearing:
         raw = [body[start:end] for start, end in scan.spans]
-        values = [_object(item) for item in raw]
+        values = [as_object(decode(item)) for item in raw]
         cleared: dict[str, bool] = {}
         for clearing in edits.clearing:
             cleared |= cleared_tool_uses(reading.counts.fixed, reading.items, values, clearing)
@@ -107,13 +107,6 @@ def _edited_body(reading: CountedBody, edits: ContextEdits) -> bytes:
             messages_after = [clear_message(item, value, cleared) for item, value in zip(raw, values, strict=True)]
             items = b",".join(messages_after)
     return _without_member(reading.envelope, len(body[: scan.start].decode()), items)
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    value = decode(raw)
-    if isinstance(value, dict):
-        return value
-    return {}
 
 
 def _without_member(envelope: Envelope, position: int, items: bytes) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.overflow.figures import SMALLEST_WINDOW, StatedFigures, assign_roles, stated_size
+from proxy.core.overflow.figures import LEAST_LIMIT, StatedFigures, assign_roles, stated_size
 
 FIGURES = st.lists(st.integers(0, 2_000_000), max_size=3)
 STATED = st.dictionaries(st.sampled_from(["limit", "prompt", "output", "requested", "cap"]), FIGURES)
@@ -47,7 +47,7 @@ def test_figures_that_do_not_complain() -> None:
 def test_any_figures(stated: dict[str, list[int]]) -> None:
     """A limit is one of the figures that were stated as such, and never a small count."""
     made = assign_roles(stated)
-    assert made.limit is None or (made.limit in stated["limit"] and made.limit >= SMALLEST_WINDOW)
+    assert made.limit is None or (made.limit in stated["limit"] and made.limit >= LEAST_LIMIT)
     assert made.prompt is None or made.prompt >= 0
     assert not made.are_too_many or made.limit is not None
 
