@@ -28,7 +28,7 @@ windows = st.sampled_from([512, 1024, 2048, 4096, 8192, 32768])
 
 
 @st.composite
-def asked(draw: st.DrawFn, api: str, **options: Any) -> bytes:
+def requests(draw: st.DrawFn, api: str, **options: Any) -> bytes:
     """A request's bytes that a strict provider with an endless window accepts."""
     chat = draw(conversation_strategies.conversations(surrogates=False, max_size=20, **options))
     tools = draw(st.one_of(st.just([]), conversation_strategies.tools))
@@ -90,7 +90,7 @@ def _frame(value: Any) -> Any:
 @pytest.mark.slow
 async def test_a_plan_is_valid_and_fits_or_refuses(api: str, data: st.DataObject, window: int, force: bool) -> None:
     """What a strict provider accepts it also accepts as a view that fits by its count, or it is refused for length."""
-    body = data.draw(asked(api))
+    body = data.draw(requests(api))
     plan = await Replica().plan(body, window, CompactionTarget(force=force), api=api)
     assert problems(api, body, plan, window) == []
 

@@ -36,7 +36,7 @@ def user(*texts: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
 
 
-def asked(*items: dict[str, Any], **members: Any) -> str:
+def client_of(*items: dict[str, Any], **members: Any) -> str:
     """Return the client whose compaction a request with these items is."""
     outline = read_envelope(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
     history = any(item.get("role") == "assistant" for item in items[:-1])
@@ -80,7 +80,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
 )
 def test_a_compaction_is_known_for_what_it_is(items: list[Any], members: dict[str, Any], client: str) -> None:
     """The client's own prompt tells, where it puts it; else the form of the request does."""
-    assert asked(*items, **members) == client
+    assert client_of(*items, **members) == client
 
 
 WORK = {"role": "assistant", "content": "Done: the parser reads the new form."}
@@ -115,7 +115,7 @@ def test_present_and_older_prompts_of_clients_are_known(
 ) -> None:
     """Each client's own words name it, those it had before, too."""
     items = [{"role": "system", "content": system}] if system else [user("Fix it.")]
-    assert asked(*items, WORK, user(prompt), **members) == client
+    assert client_of(*items, WORK, user(prompt), **members) == client
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_present_and_older_prompts_of_clients_are_known(
 )
 def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[str, Any]) -> None:
     """A request for a text to go on from is a compaction; with tools, if no work is left for them."""
-    assert asked(*items, **members) == "other"
+    assert client_of(*items, **members) == "other"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[s
 )
 def test_ordinary_summaries_are_none(items: list[Any], members: dict[str, Any]) -> None:
     """A summary of a file, of a pasted chat or for other people, and work on such texts, is an ordinary request."""
-    assert asked(*items, **members) == ""
+    assert client_of(*items, **members) == ""
 
 
 TITLE = "You are a title generator. You output ONLY a thread title. Nothing else."
@@ -200,7 +200,7 @@ TITLE = "You are a title generator. You output ONLY a thread title. Nothing else
 )
 def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]) -> None:
     """Titles, probes, quotations of a prompt and what tools returned make no compaction."""
-    assert asked(*items, **members) == ""
+    assert client_of(*items, **members) == ""
 
 
 def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
@@ -338,7 +338,7 @@ are not here."""
 
 def recognised(row: dict[str, Any]) -> bool:
     members = {name: value for name, value in row.items() if name in ("tools", "tool_choice")}
-    return bool(asked(*row["messages"], **members))
+    return bool(client_of(*row["messages"], **members))
 
 
 def test_prompts_of_many_clients() -> None:

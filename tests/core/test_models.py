@@ -126,15 +126,18 @@ def test_many_names_are_still_resolved_right() -> None:
 
 def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
     """A configured window wins over the server's word, that over the table; each figure is looked up for itself."""
-    told = {"gpt-4o": ServerWindow(32_768), "other": ServerWindow(8_192, 8_000, 512, origin="/v1/models max_model_len")}
+    windows = {
+        "gpt-4o": ServerWindow(32_768),
+        "other": ServerWindow(8_192, 8_000, 512, origin="/v1/models max_model_len"),
+    }
     rules = [ModelRule("gpt-4o", "a", max_output=99), ModelRule("other", "a"), ModelRule("fixed", "a", window=5_000)]
-    asked: list[tuple[str, str, bool]] = []
+    queried: list[tuple[str, str, bool]] = []
 
-    def say(upstream: str, model: str, ask: bool) -> ServerWindow | None:
-        asked.append((upstream, model, ask))
-        return told.get(model)
+    def server_window(upstream: str, model: str, ask: bool) -> ServerWindow | None:
+        queried.append((upstream, model, ask))
+        return windows.get(model)
 
-    catalogue = Catalogue(rules, TABLE, "main", say)
+    catalogue = Catalogue(rules, TABLE, "main", server_window)
     route = catalogue.resolve("gpt-4o")
     assert (route.window, route.max_input, route.max_output, route.source) == (32_768, None, 99, "server")
     route = catalogue.resolve("other", 4_096)
@@ -142,13 +145,13 @@ def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
         8_192,
         8_000,
         512,
-        told["other"].origin,
+        windows["other"].origin,
     )
     assert catalogue.resolve("fixed").source == "configured"
-    assert asked == [("a", "gpt-4o", False), ("a", "other", True)], "only a body of some size is worth asking for"
-    told["gpt-4o"] = ServerWindow(16_384)
+    assert queried == [("a", "gpt-4o", False), ("a", "other", True)], "only a body of some size is worth asking for"
+    windows["gpt-4o"] = ServerWindow(16_384)
     assert catalogue.resolve("gpt-4o").window == 16_384
-    del told["gpt-4o"]
+    del windows["gpt-4o"]
     assert (catalogue.resolve("gpt-4o").window, catalogue.resolve("gpt-4o").source) == (128_000, "table")
 
 
@@ -202,21 +205,21 @@ def test_steps_and_variants() -> None:
 
 def test_cached_routes_are_those_of_requested_models() -> None:
     """The cached routes are those of requested models, with the server's latest report; no server is queried."""
-    asked: list[bool] = []
-    told = {"b": ServerWindow(9_000, origin="/props")}
+    queried: list[bool] = []
+    windows = {"b": ServerWindow(9_000, origin="/props")}
 
-    def tell(upstream: str, model: str, ask: bool) -> ServerWindow | None:
-        asked.append(ask)
-        return told.get(model)
+    def server_window(upstream: str, model: str, ask: bool) -> ServerWindow | None:
+        queried.append(ask)
+        return windows.get(model)
 
-    catalogue = Catalogue([ModelRule("a*", "up", 5_000), ModelRule("*", "up")], {}, "up", tell)
+    catalogue = Catalogue([ModelRule("a*", "up", 5_000), ModelRule("*", "up")], {}, "up", server_window)
     assert catalogue.cached_routes() == []
     for model in ("a1", "b", "c"):
         catalogue.resolve(model, 10**6)
-    assert asked == [True, True], "what is configured is asked of nobody"
+    assert queried == [True, True], "what is configured is asked of nobody"
     found = {route.model: (route.window, route.source) for route in catalogue.cached_routes()}
     assert found == {"a1": (5_000, "configured"), "b": (9_000, "server"), "c": (None, "unknown")}
-    assert asked[2:] == [False, False]
+    assert queried[2:] == [False, False]
 
 
 def test_another_name_has_the_models_own_figures() -> None:
@@ -251,16 +254,16 @@ def test_a_star_stands_for_what_the_names_star_matched(pattern: str, model: str,
 
 def test_servers_are_queried_by_the_models_own_name() -> None:
     """A server's report on a model applies to its aliases."""
-    asked: list[tuple[str, str]] = []
+    queried: list[tuple[str, str]] = []
 
-    def told(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
-        asked.append((upstream, model))
+    def server_window(upstream: str, model: str, _ask: bool) -> ServerWindow | None:
+        queried.append((upstream, model))
         return ServerWindow(5_000)
 
-    catalogue = Catalogue([ModelRule("fast", "", model="mine")], TABLE, "main", told)
+    catalogue = Catalogue([ModelRule("fast", "", model="mine")], TABLE, "main", server_window)
     assert catalogue.resolve("fast").window == 5_000
     assert [route.window for route in catalogue.cached_routes()] == [5_000]
-    assert set(asked) == {("main", "mine")}
+    assert set(queried) == {("main", "mine")}
 
 
 @functools.cache

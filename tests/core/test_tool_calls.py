@@ -143,11 +143,11 @@ def read(*talk: dict[str, Any], api_format: ApiFormat = chat) -> list[Item]:
     return list(join_written_results(items, 0, with_calls))
 
 
-def spoken(text: str) -> dict[str, Any]:
+def model(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def given_back(content: Any) -> dict[str, Any]:
+def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
@@ -178,14 +178,14 @@ def given_back(content: Any) -> dict[str, Any]:
 )
 def test_a_result_written_as_text_is_one_if_a_call_precedes_it(call: str, result: str, kind: str) -> None:
     """The user's message is a tool item with a result of that call; without the call before it, it is the user's."""
-    items = read(TASK, spoken(call), given_back(result))
+    items = read(TASK, model(call), user(result))
     assert [item.role for item in items] == ["user", "assistant", "tool"]
     (pair,) = pairs_of(items, 0, 3)
     assert (pair.index, pair.call_index, pair.call.kind) == (2, 1, kind)
-    for before in (spoken("Done."), TASK, {"role": "assistant", "tool_calls": [], "content": "See a.py."}):
-        assert [item.role for item in read(TASK, before, given_back(result))][2] == "user"
-    assert read(given_back(result))[0].role == "user"
-    assert read(spoken(call), TASK, given_back(result))[2].role == "user"
+    for before in (model("Done."), TASK, {"role": "assistant", "tool_calls": [], "content": "See a.py."}):
+        assert [item.role for item in read(TASK, before, user(result))][2] == "user"
+    assert read(user(result))[0].role == "user"
+    assert read(model(call), TASK, user(result))[2].role == "user"
 
 
 CALLS = [
@@ -240,11 +240,11 @@ CALLS = [
 @pytest.mark.parametrize("call", CALLS)
 def test_results_in_many_forms(call: str, result: str) -> None:
     """However agents without tool calls of the API frame a result, it is the one of the call before it."""
-    items = read(TASK, spoken(call), given_back(result))
+    items = read(TASK, model(call), user(result))
     assert [item.role for item in items] == ["user", "assistant", "tool"]
     (pair,) = pairs_of(items, 0, 3)
     assert (pair.call.kind, len(pair.call.paths)) == ("file_read", 1)
-    assert read(TASK, spoken("Done."), given_back(result))[2].role == "user"
+    assert read(TASK, model("Done."), user(result))[2].role == "user"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_results_in_many_forms(call: str, result: str) -> None:
 @pytest.mark.parametrize("call", [ASKS, "Try this:\n```python\nprint(1)\n```"])
 def test_words_that_only_resemble_a_result(call: str, said: str) -> None:
     """What a user writes behind a call is the user's."""
-    assert read(TASK, spoken(call), given_back(said))[2].role == "user"
+    assert read(TASK, model(call), user(said))[2].role == "user"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_words_that_only_resemble_a_result(call: str, said: str) -> None:
 )
 def test_a_users_words_stay_the_users(call: str, said: str) -> None:
     """A question's answer, a result of another tool, and a quotation are no results."""
-    assert read(TASK, spoken(call), given_back(said))[2].role == "user"
+    assert read(TASK, model(call), user(said))[2].role == "user"
 
 
 @pytest.mark.parametrize("api_format", API_FORMATS)
@@ -299,7 +299,7 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
         "<environment_details>1</environment_details>",
     ]
     message = {"role": "user", "content": [{"type": kind, "text": text} for text in texts]}
-    item = read(TASK, spoken(ASKS), message, api_format=api_format)[2]
+    item = read(TASK, model(ASKS), message, api_format=api_format)[2]
     assert item.role == "tool"
     assert item.user_tokens == count_tokens("Be quick.")
     raw = json.dumps(message).encode()
@@ -333,7 +333,7 @@ def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> Non
 
 def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
-    talk = [TASK, spoken(ASKS), given_back(GIVES), given_back(GIVES), given_back("And now?"), given_back(GIVES)]
+    talk = [TASK, model(ASKS), user(GIVES), user(GIVES), user("And now?"), user(GIVES)]
     items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
     whole = tuple(read(*talk))
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
@@ -347,4 +347,4 @@ def test_items_are_settled_the_same_in_every_later_request() -> None:
 )
 def test_nothing_written_is_ever_an_error(text: str, piece: str) -> None:
     """Any text in either role is an item."""
-    assert len(read(spoken(piece + text), given_back(piece + text), given_back([{"type": "text", "text": text}]))) == 3
+    assert len(read(model(piece + text), user(piece + text), user([{"type": "text", "text": text}]))) == 3

@@ -178,13 +178,13 @@ async def test_an_agent_works_through_windows(stub: StartStub, proxy: StartProxy
     server.script = working(agent)
     front = await proxy(server.url, window=agent.window)
     done = await asyncio.to_thread(run, name, agent, front.root, tmp_path)
-    print(f"\n{name}: exit code {done.returncode}, {_seen(server)}")
+    print(f"\n{name}: exit code {done.returncode}, {_summary(server)}")
     assert DONE in done.stdout, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     assert [seen.why for seen in server.chats("invalid")] == []
-    assert crossings(server) >= 2, _seen(server)
+    assert crossings(server) >= 2, _summary(server)
 
 
-def _seen(server: Stub) -> str:
+def _summary(server: Stub) -> str:
     paths = sorted({seen.path for seen in server.chats()})
     counts = {verdict: len(server.chats(verdict)) for verdict in ("ok", "overflow", "invalid")}
     sizes = [seen.tokens for seen in server.chats("ok")]

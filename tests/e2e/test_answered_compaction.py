@@ -33,7 +33,7 @@ def session(rounds: int) -> list[dict[str, Any]]:
     return [*talk, {"role": "user", "content": NEWEST}] if rounds == ROUNDS else talk
 
 
-def asked(api: str, talk: list[dict[str, Any]], *, compacting: bool) -> list[dict[str, Any]]:
+def request_items(api: str, talk: list[dict[str, Any]], *, compacting: bool) -> list[dict[str, Any]]:
     """The items of a request of *api*; Claude Code puts its prompt into the last of them."""
     items = (
         api_formats.to_messages(talk)
@@ -60,15 +60,15 @@ async def settled(server: Stub, front: Proxy) -> None:
     await until(lambda: called() >= len(server.summaries), 60)
 
 
-async def grown(sdk: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
+async def grow_session(sdk: SdkClient, server: Stub, front: Proxy, api: str, options: dict[str, Any]) -> None:
     """The session up to where a summary of nearly all of it is ready."""
     async with asyncio.timeout(60):
         for rounds in itertools.chain(range(6, ROUNDS, 4), itertools.repeat(ROUNDS - 1)):
-            await sdk.ask(options, asked(api, session(rounds), compacting=False), stream=False)
+            await sdk.ask(options, request_items(api, session(rounds), compacting=False), stream=False)
             await settled(server, front)
             if rounds == ROUNDS - 1:
                 before = len(server.chats())
-                await sdk.ask(options, asked(api, session(ROUNDS), compacting=True), stream=False)
+                await sdk.ask(options, request_items(api, session(ROUNDS), compacting=True), stream=False)
                 if len(server.chats()) == before:
                     return
 
@@ -84,11 +84,11 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             _, more = sdk.opening(agent_session(0, 0))
             wanted = {"model": "gpt-4o-mini", **more}
             options = {**wanted, **sdk.options({"max_tokens": 2048, "tools": AGENT_TOOLS})}
-            await grown(sdk, server, front, api, options)
+            await grow_session(sdk, server, front, api, options)
             assert server.summaries, "nothing was summed up, so nothing can be ready"
             before, texts = len(server.chats()), []
             for stream in (False, True):
-                answer = await sdk.ask(options, asked(api, session(ROUNDS), compacting=True), stream=stream)
+                answer = await sdk.ask(options, request_items(api, session(ROUNDS), compacting=True), stream=stream)
                 assert sdk.calls(answer) == []
                 texts.append(api_formats.text_of(answer[0]))
             assert len(server.chats()) == before, "the model was asked all the same"
@@ -101,7 +101,7 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
             await sdk.ask({**wanted, **sdk.options({"max_tokens": 64})}, fresh, stream=False)
             assert server.chats()[-1].body == sdk.bodies[-1], "what follows is another chain"
             other = [agent_session(0, 0)[0], {"role": "user", "content": "Look at src."}, *session(12)[2:]]
-            await sdk.ask(options, asked(api, other, compacting=True), stream=False)
+            await sdk.ask(options, request_items(api, other, compacting=True), stream=False)
             assert server.chats()[-1].body == sdk.bodies[-1], "what nobody summed up is the model's to read"
             if api == "chat":
                 await _more_than_a_text(server, front, options)
@@ -112,7 +112,7 @@ async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, prox
 
 async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
     """`/responses/compact`, which this server does not have, is answered with the same summary."""
-    items = asked("responses", session(ROUNDS), compacting=False)
+    items = request_items("responses", session(ROUNDS), compacting=False)
     server.fail(error(404))
     async with loopback_client(base_url=front.url) as web:
         headers = {"authorization": f"Bearer {KEY}"}
@@ -123,7 +123,7 @@ async def _on_its_own_path(server: Stub, front: Proxy, options: dict[str, Any]) 
 
 async def _more_than_a_text(server: Stub, front: Proxy, options: dict[str, Any]) -> None:
     """A second choice, a form, a forced call or too small an output figure go to the model that was asked."""
-    body = {**options, "messages": asked("chat", session(ROUNDS), compacting=True)}
+    body = {**options, "messages": request_items("chat", session(ROUNDS), compacting=True)}
     key = {"authorization": f"Bearer {KEY}"}
     async with loopback_client(base_url=front.url) as web:
         served = await web.post("/chat/completions", headers=key, json=body)

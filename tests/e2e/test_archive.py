@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.test_conversations import OTHER, get, told_when
+from tests.e2e.test_conversations import OTHER, get, thread_once
 from tests.e2e.test_store import frozen
 from tests.store.conftest import Valkey
 from tests.support.agent_loop import WINDOW, AgentLoop
@@ -58,7 +58,7 @@ async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
         while len(loop.events) < 3:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await told_when(fronts[0], name, lambda told: len(told["folds"]) == 3)
+        told = await thread_once(fronts[0], name, lambda told: len(told["folds"]) == 3)
         refs = [fold["archive"] for fold in told["folds"]]
         assert all(refs)
         pages: list[dict[str, Any]] = []
@@ -120,6 +120,6 @@ async def test_nothing_is_archived_unless_it_is_wanted(
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await told_when(front, name, lambda told: bool(told["folds"]))
+        told = await thread_once(front, name, lambda told: bool(told["folds"]))
         assert told["folds"][0]["archive"] is None
         assert ":a:" not in remote.say("KEYS *")

@@ -26,7 +26,7 @@ PROMPTS = {
 OWNERS = {"chat": "qwen-code", "messages": "claude-code", "responses": "codex"}
 
 
-def asked(api: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
+def next_request(api: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
     """A request of *api* for the next answer, with an output figure that stays the same."""
     figure = "max_output_tokens" if api == "responses" else "max_tokens"
     return request_body(api, talk, AGENT_TOOLS, **{figure: 256})
@@ -40,8 +40,8 @@ def compacting(api: str, rounds: int) -> dict[str, Any]:
     """The request by which a client of *api* compacts a session of so many rounds."""
     talk = agent_session(rounds, 300)
     if api != "messages":
-        return asked(api, [*talk, {"role": "user", "content": PROMPTS[api]}])
-    body = asked(api, talk)
+        return next_request(api, [*talk, {"role": "user", "content": PROMPTS[api]}])
+    body = next_request(api, talk)
     body["messages"][-1]["content"].append({"type": "text", "text": PROMPTS[api]})
     return body
 
@@ -67,7 +67,7 @@ def rounds_up_to(api: str, tokens: int) -> int:
 async def test_a_compaction_in_unknown_words_goes_whole(api: str, words: str, client: str) -> None:
     """What asks for a handoff is left as it is above the high mark; work on such texts is compacted as ever."""
     talk = [*agent_session(rounds_up_to(api, WINDOW - 400) - 1, 300), {"role": "user", "content": words}]
-    body = raw(asked(api, talk))
+    body = raw(next_request(api, talk))
     plan = await Replica().plan(body, WINDOW, api=api)
     assert plan.report.client_compaction == client
     assert (plan.body == body) is bool(client)
@@ -78,7 +78,7 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
     """An event on the chain and the high mark change nothing; what is too big is made smaller; nothing is confused."""
     replica, route = Replica(), {"api": api}
     rounds = rounds_up_to(api, WINDOW - 400)
-    ordinary = await replica.plan(raw(asked(api, agent_session(rounds, 300))), WINDOW, **route)
+    ordinary = await replica.plan(raw(next_request(api, agent_session(rounds, 300))), WINDOW, **route)
     assert ordinary.report.event, "the session itself has to be compacted, or nothing is shown"
     assert ordinary.report.client_compaction == ""
     body = compacting(api, rounds)
@@ -102,9 +102,9 @@ async def test_what_a_client_compacts_goes_whole_while_it_fits(api: str) -> None
             assert len(swapped) in (range(1, 5) if more == 1 else range(5, rounds + more))
             assert not larger.report.event
     after = [{"role": "user", "content": "Summary: the rows get lost at midnight."}, *chat_turn(3, 40)[:1]]
-    fresh = await replica.plan(raw(asked(api, after)), WINDOW, **route)
-    assert fresh.body == raw(asked(api, after)), "what follows is another chain"
-    again = await replica.plan(raw(asked(api, agent_session(rounds + 1, 300))), WINDOW, **route)
+    fresh = await replica.plan(raw(next_request(api, after)), WINDOW, **route)
+    assert fresh.body == raw(next_request(api, after)), "what follows is another chain"
+    again = await replica.plan(raw(next_request(api, agent_session(rounds + 1, 300))), WINDOW, **route)
     records = [plan.view.edits.record for plan in (again, ordinary) if plan.view is not None]
     blocks = [record.block for record in records if record is not None]
     assert len(blocks) == 2
@@ -152,16 +152,16 @@ async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: S
     talk = agent_session(rounds, 300)
     title = [{"role": "system", "content": "You are a title generator."}, talk[1]]
     async with loopback_client(headers={"authorization": "Bearer sk-1"}) as web:
-        first = await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
+        first = await web.post(f"{front.url}/chat/completions", json=next_request("chat", talk), headers=named)
         assert first.headers["x-ullage-outcome"] == "compacted"
         body = request_body("chat", [*title, {"role": "user", "content": "Summarize that as a title."}])
         aside = await web.post(f"{front.url}/chat/completions", json=body, headers=named)
         assert json.loads(server.seen[-1].body) == body
         assert aside.headers["x-ullage-outcome"] == "verbatim"
         assert aside.headers["x-ullage-conversation"] == first.headers["x-ullage-conversation"]
-        await web.post(f"{front.url}/chat/completions", json=asked("chat", talk), headers=named)
+        await web.post(f"{front.url}/chat/completions", json=next_request("chat", talk), headers=named)
         assert server.seen[-1].body == server.seen[0].body, "the branch beside it changes nothing"
-        whole = raw(asked("responses", talk))
+        whole = raw(next_request("responses", talk))
         kept = await web.post(f"{front.url}/responses", content=whole, headers=told)
         assert kept.status_code == 200
         assert server.seen[-1].body == whole

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, BadRequestError
 from openai import DefaultAsyncHttpxClient as Web
 
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.test_client_compaction import asked
+from tests.e2e.test_client_compaction import next_request
 from tests.stub import Stub
 from tests.stub.faults import error
 from tests.support.api_formats import request_body
@@ -24,7 +24,7 @@ from tests.support.sample_conversations import AGENT_TASK, AGENT_TOOLS, agent_se
 
 WINDOW = 8192
 ITEM = {"type": "compaction_trigger"}
-SESSION = asked("responses", agent_session(40, 300))
+SESSION = next_request("responses", agent_session(40, 300))
 TASK = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": AGENT_TASK}]}
 USER = {"type": "message", "role": "user", "content": "Go on with the next file."}
 
@@ -62,7 +62,7 @@ async def test_a_compaction_is_answered_where_the_server_has_none(
     }
     front = await proxy(server.url, config=config, home=tmp_path)
     async with client(front) as web:
-        for step in (_asked_first, _on_its_path, _as_an_item, _relayed):
+        for step in (_server_first, _on_its_path, _as_an_item, _relayed):
             server.forget()
             await step(server, web)
         item = await streamed(web)
@@ -78,7 +78,7 @@ async def test_a_compaction_is_answered_where_the_server_has_none(
         assert sent(server)[1] == foreign
 
 
-async def _asked_first(server: Stub, web: AsyncOpenAI) -> None:
+async def _server_first(server: Stub, web: AsyncOpenAI) -> None:
     """A server that has the path is asked for what fits, byte for byte."""
     answer = await web.responses.with_raw_response.compact(model="gpt-4o-mini", input=[USER])
     assert server.seen[-1].path == "/v1/responses/compact"
@@ -162,21 +162,21 @@ async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, 
     headers = {"x-api-key": "sk-1", "anthropic-version": "2023-06-01"}
     async with loopback_client(headers=headers) as web:
 
-        async def seen(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
+        async def sent_body(path: str, model: str, **members: Any) -> tuple[dict[str, Any], httpx.Response]:
             body = request_body("messages", talk, AGENT_TOOLS, model=model, **members)
             answer = await web.post(front.url + path, content=json.dumps(body))
             assert answer.status_code == 200, answer.text
             return json.loads(server.seen[-1].body), answer
 
-        passed, _ = await seen("/messages", "pass-1", context_management={"edits": [clearing]})
+        passed, _ = await sent_body("/messages", "pass-1", context_management={"edits": [clearing]})
         assert passed["context_management"] == {"edits": [clearing]}
-        made, _ = await seen("/messages", "own-1", context_management={"edits": [clearing]})
+        made, _ = await sent_body("/messages", "own-1", context_management={"edits": [clearing]})
         assert made.keys() == passed.keys() - {"context_management"}
         assert len(made["messages"]) == len(passed["messages"])
         assert "result content cleared" in json.dumps(made["messages"][2])
-        counted, answer = await seen("/messages/count_tokens", "own-1", context_management={"edits": [clearing]})
+        counted, answer = await sent_body("/messages/count_tokens", "own-1", context_management={"edits": [clearing]})
         assert counted["messages"] == made["messages"]
         assert answer.json()["input_tokens"] == server.seen[-1].tokens < 8000
-        _, answer = await seen("/messages", "own-1", context_management={"edits": [compacting]})
+        _, answer = await sent_body("/messages", "own-1", context_management={"edits": [compacting]})
         assert answer.headers["x-ullage-outcome"] == "compacted"
         assert server.seen[-1].tokens < 6000

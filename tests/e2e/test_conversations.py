@@ -26,7 +26,7 @@ async def get(front: Proxy, path: str, key: str = KEY) -> httpx.Response:
         return await client.get(path, headers={"authorization": f"Bearer {key}"})
 
 
-async def wish(front: Proxy, conversation: str, key: str = KEY) -> httpx.Response:
+async def request_compaction(front: Proxy, conversation: str, key: str = KEY) -> httpx.Response:
     async with loopback_client(base_url=f"{front.root}/ullage/api") as client:
         return await client.post(
             "/compact", json={"conversation": conversation}, headers={"authorization": f"Bearer {key}"}
@@ -43,7 +43,7 @@ async def thread(front: Proxy, conversation: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def told_when(front: Proxy, conversation: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def thread_once(front: Proxy, conversation: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """What is told of a conversation once *ready* says so: it is written behind the answers."""
     told = await thread(front, conversation)
     async with asyncio.timeout(60):
@@ -142,7 +142,7 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
         name = loop.headers[-1]["x-ullage-conversation"]
         one, two = loop.fronts
         asked = loop.fronts[(loop.rounds + 1) % 2]
-        got = await wish(asked, name)
+        got = await request_compaction(asked, name)
         assert got.status_code == 202, got.text
         assert got.json()["threads"] == 1
         assert (await thread(one, name))["compaction_wished"]
@@ -167,7 +167,7 @@ async def test_a_conversation_is_shown_alike_everywhere(
             await loop.ask()
         one, two = loop.fronts
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await told_when(one, name, lambda told: len(told["folds"]) == 2)
+        told = await thread_once(one, name, lambda told: len(told["folds"]) == 2)
         assert ageless(told) == ageless(await thread(two, name))
         first, second = told["folds"]
         assert (first["state"], second["state"]) == ("past", "active")
@@ -185,7 +185,7 @@ async def test_a_conversation_is_shown_alike_everywhere(
         assert listed["conversation"] == name
         for key in (OTHER,):
             assert (await get(one, f"/conversations/{name}", key)).status_code == 404
-            assert (await wish(one, name, key)).status_code == 404
+            assert (await request_compaction(one, name, key)).status_code == 404
             assert (await get(one, "/conversations", key)).json() == {"conversations": []}
         said = str(told)
         assert "shard" not in said
@@ -210,7 +210,7 @@ async def test_a_failed_summary_and_a_lost_record_are_shown(
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await told_when(
+        told = await thread_once(
             loop.fronts[0],
             name,
             # When it is tried again is noted a moment after that it failed.

@@ -85,7 +85,7 @@ async def test_programs_keep_their_name_through_their_own_compaction(stub: Start
             program, requests = recorded(file)
             if program in ("codex", "claude-code", "opencode"):
                 assert any(request.compacting for request in requests)
-                names[program] = {await _told(web, request) for request in requests}
+                names[program] = {await _conversation(web, request) for request in requests}
     assert {program: len(found) for program, found in names.items()} == dict.fromkeys(names, 1)
     assert len(set.union(*names.values())) == 3
     await until(lambda: len(request_lines(front)) == 9)
@@ -94,7 +94,7 @@ async def test_programs_keep_their_name_through_their_own_compaction(stub: Start
     assert (codex[0], codex[-1]) == (0, 1)
 
 
-async def _told(web: httpx.AsyncClient, request: Recorded) -> str:
+async def _conversation(web: httpx.AsyncClient, request: Recorded) -> str:
     answer = await web.post(request.path, content=request.body, headers=request.headers)
     assert answer.status_code == 200
     return answer.headers["x-ullage-conversation"]

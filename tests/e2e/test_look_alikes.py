@@ -33,7 +33,7 @@ def config(server: Stub) -> dict[str, Any]:
     return {"upstreams": [upstream], "models": [{"name": KNOWN, "context_window": STATED}]}
 
 
-async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[str, Any] | None = None) -> Any:
+async def post(front: Proxy, server: Stub, model: str, key: str, more: Mapping[str, Any] | None = None) -> Any:
     """The client's answer, and how often the server was sent the request."""
     before = len(server.chats())
     named = {"authorization": f"Bearer sk-{key}"}  # nothing is learned for the key of another row
@@ -43,7 +43,7 @@ async def asked(front: Proxy, server: Stub, model: str, key: str, more: Mapping[
     return answer, len(server.chats()) - before
 
 
-async def met(front: Proxy, server: Stub, model: str, claim: OverflowClaim, key: str) -> bool:
+async def passes(front: Proxy, server: Stub, model: str, claim: OverflowClaim, key: str) -> bool:
     """Whether *claim* reached the client as it came, after one call, and left nothing behind."""
     kind = "application/json" if claim.body[:1] in "[{" else "text/plain"
     fault = Fault(status=claim.status, headers=(("content-type", kind),), body=claim.body.encode())
@@ -51,10 +51,10 @@ async def met(front: Proxy, server: Stub, model: str, claim: OverflowClaim, key:
     more: dict[str, Any] = {"messages": [*CHAT, {"role": "user", "content": claim.request}]} if claim.request else {}
     if claim.output and claim.output < STATED:
         more["max_tokens"] = claim.output
-    answer, times = await asked(front, server, model, key, more)
+    answer, times = await post(front, server, model, key, more)
     server.forget()
     same = (answer.status_code, answer.content) == (claim.status, claim.body.encode())
-    after, again = await asked(front, server, model, key)
+    after, again = await post(front, server, model, key)
     window = after.headers.get("x-ullage-window")
     return same and times == again == 1 and after.status_code == 200 and window in (None, str(STATED))
 
@@ -69,7 +69,7 @@ async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -
     assert len(rows) > 4
     for model, most in ((KNOWN, 0), (UNHEARD, UNHEARD_WRONG.get(kind, 1))):
         wrong = [
-            claim.body for at, claim in enumerate(rows) if not await met(front, server, model, claim, f"{at}{model}")
+            claim.body for at, claim in enumerate(rows) if not await passes(front, server, model, claim, f"{at}{model}")
         ]
         assert len(wrong) <= most, wrong
 
@@ -81,9 +81,9 @@ async def test_a_window_believed_too_large(stub: StartStub, proxy: StartProxy, w
     """An overflow at a hundredth of the believed window is made good, and the next request is not sent twice."""
     server = await stub(window=REAL, wording=wording)
     front = await proxy(server.url, config=config(server))
-    answer, times = await asked(front, server, model, "low")
+    answer, times = await post(front, server, model, "low")
     assert (answer.status_code, times) == (200, 2)
-    answer, times = await asked(front, server, model, "low")
+    answer, times = await post(front, server, model, "low")
     assert (answer.status_code, times) == (200, 1)
     assert int(answer.headers["x-ullage-window"]) <= REAL
 
@@ -95,7 +95,7 @@ async def test_a_sentence_alone(stub: StartStub, proxy: StartProxy, model: str, 
     server = await stub(window=200_000)
     front = await proxy(server.url, config=config(server))
     server.fail(Fault(status=400, body=b'{"message":"Input is too long for requested model."}'))
-    answer, sent = await asked(front, server, model, "sentence")
+    answer, sent = await post(front, server, model, "sentence")
     assert (answer.status_code, sent) == (400 if times == 1 else 200, times)
 
 
@@ -107,11 +107,11 @@ async def test_a_sentence_after_a_far_larger_request_was_answered(stub: StartStu
     large = {"messages": [message for turn in range(300) for message in chat_turn(turn, 60)] + chat_turn(99, 40)[:1]}
     sentence = b'{"message":"Input is too long for requested model."}'
     code = b'{"error":{"code":"context_length_exceeded","message":"no"}}'
-    answer, _ = await asked(front, server, UNHEARD, "served", large)
+    answer, _ = await post(front, server, UNHEARD, "served", large)
     assert answer.status_code == 200
     for body, status, times in ((sentence, 400, 1), (code, 200, 2), (sentence, 200, 2)):
         server.fail(Fault(status=400, body=body))
-        answer, sent = await asked(front, server, UNHEARD, "served")
+        answer, sent = await post(front, server, UNHEARD, "served")
         assert (answer.status_code, sent) == (status, times), body
 
 
@@ -123,8 +123,8 @@ async def test_what_two_refusals_of_a_small_request_teach(stub: StartStub, proxy
     refusal = Fault(status=400, body=b'{"message":"Input is too long for requested model."}')
     for _ in range(3):
         server.fail(refusal, 10)
-        answer, _ = await asked(front, server, IN_TABLE, "twice")
+        answer, _ = await post(front, server, IN_TABLE, "twice")
         assert answer.status_code == 400
         server.forget()
-    answer, times = await asked(front, server, IN_TABLE, "twice")
+    answer, times = await post(front, server, IN_TABLE, "twice")
     assert (answer.status_code, times, answer.headers["x-ullage-window"]) == (200, 1, "128000")

@@ -27,7 +27,7 @@ def fault(status: int, named: tuple[tuple[str, str], ...], body: bytes) -> Fault
     return Fault(status=status, headers=named if typed else (("content-type", kind), *named), body=body)
 
 
-async def asked(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bool) -> tuple[httpx.Response, int]:
+async def post(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bool) -> tuple[httpx.Response, int]:
     """The client's answer to one conversation whose first attempt ends in *fail*, and how often it was sent."""
     server.forget()
     server.fail(fail)
@@ -39,10 +39,10 @@ async def asked(front: Proxy, server: Stub, fail: Fault, key: str, *, stream: bo
     return answer, len(server.chats())
 
 
-async def told(front: Proxy, server: Stub, row: Row) -> str:
+async def outcome(front: Proxy, server: Stub, row: Row) -> str:
     """What became of a recorded answer: ``recovered``, ``passed`` as it came, or what went wrong."""
     fail = fault(row["status"], headers(row), body_of(row))
-    answer, times = await asked(front, server, fail, row["id"], stream=row["stream"])
+    answer, times = await post(front, server, fail, row["id"], stream=row["stream"])
     if times == 2 and answer.status_code == 200 and "Understood" in answer.text.replace('"}}]}\n\ndata: ', ""):
         sizes = [len(seen.body) for seen in server.chats()]
         return "recovered" if sizes[1] < sizes[0] else f"not smaller: {sizes}"
@@ -60,7 +60,7 @@ async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
     """
     server = await stub(window=200_000)
     front = await proxy(server.url)
-    became = {row["id"]: await told(front, server, row) for row in rows()}
+    became = {row["id"]: await outcome(front, server, row) for row in rows()}
     overflows = [row["id"] for row in rows() if row["overflow"] and row["id"] not in BROKEN_OFF]
     others = [row["id"] for row in rows() if not row["overflow"] or row["id"] in BROKEN_OFF]
     missed = {name: became[name] for name in overflows if became[name] != "recovered"}
@@ -79,13 +79,13 @@ async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> Non
 
     async def wrong(at: int, one: ReportedError) -> str:
         fail = fault(one.status, one.headers, one.body.encode())
-        answer, times = await asked(front, server, fail, f"met-{at}", stream=False)
+        answer, times = await post(front, server, fail, f"met-{at}", stream=False)
         if one.too_long:
             return "" if (times, answer.status_code) == (2, 200) else f"sent {times} times, {answer.status_code}"
         same = (times, answer.status_code, answer.content) == (1, one.status, one.body.encode())
         return "" if same else f"sent {times} times, {answer.status_code}: {answer.text[:100]}"
 
-    found = {one.origin: told for at, one in enumerate(reported_errors()[::5]) if (told := await wrong(at, one))}
+    found = {one.origin: outcome for at, one in enumerate(reported_errors()[::5]) if (outcome := await wrong(at, one))}
     assert found == {}
 
 
@@ -96,7 +96,7 @@ async def test_a_claim_that_our_count_contradicts(stub: StartStub, proxy: StartP
     front = await proxy(server.url, window=3_000)
     said = b'{"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum", "code": "%s"}}'
     for code, times in ((b"upstream_error", 1), (b"context_length_exceeded", 2)):
-        _, sent = await asked(front, server, fault(400, (), said % code), code.decode(), stream=False)
+        _, sent = await post(front, server, fault(400, (), said % code), code.decode(), stream=False)
         assert sent == times
 
 
@@ -111,7 +111,7 @@ async def test_a_way_of_saying_it_of_ones_own(stub: StartStub, proxy: StartProxy
     )
     for said, times in (("The basket holds 1,500 beans only", 2), ("E-77", 2), ("E-78", 1)):
         body = f'{{"fault": {{"text": "{said}"}}}}'.encode()
-        _, sent = await asked(front, server, fault(400, (), body), said.replace(" ", "-"), stream=False)
+        _, sent = await post(front, server, fault(400, (), body), said.replace(" ", "-"), stream=False)
         assert sent == times, said
 
 
@@ -124,9 +124,9 @@ async def test_a_stop_reason_is_learned_from(stub: StartStub, proxy: StartProxy)
         b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "cut"}, '
         b'"finish_reason": "model_context_window_exceeded"}], "usage": {"prompt_tokens": 1400, "completion_tokens": 9}}'
     )
-    answer, sent = await asked(front, server, fault(200, (), body), "stop", stream=False)
+    answer, sent = await post(front, server, fault(200, (), body), "stop", stream=False)
     assert (answer.content, sent) == (body, 1)
     first = len(server.chats()[0].body)
-    _, sent = await asked(front, server, Fault(), "stop", stream=False)
+    _, sent = await post(front, server, Fault(), "stop", stream=False)
     assert sent == 1
     assert len(server.chats()[0].body) < first

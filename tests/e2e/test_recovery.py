@@ -25,7 +25,7 @@ AGENT = agent_session(24, 450)
 UNHEARD = "a-model-nobody-has-heard-of"
 
 
-def asked(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def fitting_request(messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A request that fits the window the proxy was told of, and not the true one."""
     assert TRUE < request_tokens({"messages": messages}) < 0.85 * TOLD
     return {"model": "gpt-4o-mini", "messages": messages, **more}
@@ -46,12 +46,12 @@ async def test_an_overflow_is_recovered_from(
         # A key of its own for each: nothing was learned for it.
         async with Client(front.url, api_key=f"sk-{wording}") as client:
             if how == "whole":
-                raw = await client.chat.completions.with_raw_response.create(**asked(messages))
+                raw = await client.chat.completions.with_raw_response.create(**fitting_request(messages))
                 assert raw.parse().choices[0].message.content == "Understood."
                 assert (raw.headers["x-ullage-outcome"], raw.headers["x-ullage-retries"]) == ("compacted", "1")
             else:
                 stream = await client.chat.completions.create(
-                    **asked(messages), stream=True, stream_options={"include_usage": True}
+                    **fitting_request(messages), stream=True, stream_options={"include_usage": True}
                 )
                 answer, finish, usage = await read_chat_stream(stream)
                 assert (answer["content"], finish, usage) == ("Understood.", "stop", True)
@@ -68,7 +68,7 @@ async def test_what_was_learned_holds_for_the_next_request(stub: StartStub, prox
     front = await proxy(server.url, window=TOLD)
     async with Client(front.url) as client:
         for messages in (CHAT, AGENT, CHAT + chat_turn(50, 100)):
-            await client.chat.completions.create(**asked(messages))
+            await client.chat.completions.create(**fitting_request(messages))
     assert [seen.verdict for seen in server.chats()] == ["overflow", "ok", "ok", "ok"]
 
 
@@ -107,7 +107,7 @@ async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
         server.fail(events(bodies[-1]) if inside else Fault(status=400, headers=spaced, body=bodies[-1]))
     front = await proxy(server.url, window=TOLD)
     async with loopback_client() as client:
-        answer = await client.post(f"{front.url}/chat/completions", json=asked(CHAT, stream=inside))
+        answer = await client.post(f"{front.url}/chat/completions", json=fitting_request(CHAT, stream=inside))
     assert answer.content == bodies[0]
     assert answer.status_code == (200 if inside else 400)
     assert answer.headers.get("x-attempt") == (None if inside else "0")
@@ -128,7 +128,7 @@ async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: Star
         for status in (400, 401, 404, 422, 429, 500, 503, 529):
             server.forget()
             server.fail(Fault(status=status, headers=headers, body=body))
-            answer = await client.post(f"{front.url}/chat/completions", json=asked(CHAT))
+            answer = await client.post(f"{front.url}/chat/completions", json=fitting_request(CHAT))
             assert (answer.status_code, answer.content) == (status, body)
             assert [answer.headers[name] for name, _ in headers] == [value for _, value in headers]
             assert len(server.chats()) == 1, status
@@ -142,7 +142,7 @@ async def test_off_and_observe_pass_the_overflow_on(stub: StartStub, proxy: Star
     async with loopback_client() as client:
         for mode in ("off", "observe"):
             answer = await client.post(
-                f"{front.url}/chat/completions", json=asked(CHAT), headers={"x-ullage-mode": mode}
+                f"{front.url}/chat/completions", json=fitting_request(CHAT), headers={"x-ullage-mode": mode}
             )
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"

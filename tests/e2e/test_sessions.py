@@ -118,7 +118,7 @@ async def memories(proxy: ProxyInProcess, method: str, path: str = "", body: Any
     return answer.json()
 
 
-def talk(api: str, answers: int, first: str = "What did we name the queue?") -> dict[str, Any]:
+def request(api: str, answers: int, first: str = "What did we name the queue?") -> dict[str, Any]:
     """The request of a conversation after so many answers of the model's."""
     extra = {"store": False} if api == "responses" else {}
     chat: list[dict[str, Any]] = [{"role": "user", "content": first}]
@@ -146,21 +146,21 @@ async def test_memories_are_given_once_and_stay_as_they_were(
         await memories(proxy, "POST", body=QUEUE)
     days.now += DAY
     async with proxy_in_process(server, tmp_path, **MEMORIES) as proxy:
-        first = await view(server, proxy, api, talk(api, 0))
+        first = await view(server, proxy, api, request(api, 0))
         assert first[0].decode().count(GIVEN) == 1
         assert "What did we name the queue?" in first[0].decode()
         await memories(proxy, "POST", body=TABS)
-        assert (await view(server, proxy, api, talk(api, 1)))[0] == first[0]
+        assert (await view(server, proxy, api, request(api, 1)))[0] == first[0]
         days.now += DAY
         async with proxy_in_process(server, tmp_path, **MEMORIES) as replica:
-            views = [await view(server, each, api, talk(api, at)) for at in (2, 3) for each in (proxy, replica)]
+            views = [await view(server, each, api, request(api, at)) for at in (2, 3) for each in (proxy, replica)]
     async with proxy_in_process(server, tmp_path, **MEMORIES) as proxy:
-        views.append(await view(server, proxy, api, talk(api, 4)))
+        views.append(await view(server, proxy, api, request(api, 4)))
         assert {items[0] for items in views} == {first[0]}
         assert all(b"heron-7" not in b"".join(items[1:]) for items in views)
-        new = (await view(server, proxy, api, talk(api, 0)))[0].decode()
+        new = (await view(server, proxy, api, request(api, 0)))[0].decode()
         assert "emoji" in new, "a conversation that begins with the same words two days later is another one"
-        assert (await view(server, proxy, api, talk(api, 5)))[0] == first[0]
+        assert (await view(server, proxy, api, request(api, 5)))[0] == first[0]
 
 
 @pytest.mark.parametrize("other", ANOTHER)
@@ -172,7 +172,7 @@ async def test_memories_are_given_to_their_own_project_only(
     async with proxy_in_process(server, tmp_path, **MEMORIES) as proxy:
         await memories(proxy, "POST", body=QUEUE)
         headers = ANOTHER[other]
-        body = json.dumps(talk("chat", 0)).encode()
+        body = json.dumps(request("chat", 0)).encode()
         answer = await proxy.client.post("/chat/completions", content=body, headers=headers)
         assert answer.status_code == 200
         assert server.seen[-1].body == body
@@ -191,11 +191,16 @@ async def test_what_is_forgotten_is_forgotten_everywhere(stub: StartStub, tmp_pa
         name = (await memories(proxy, "POST", body=QUEUE))["id"]
         await memories(proxy, "POST", body=TABS)
         for each in (proxy, replica):
-            assert "heron-7" in (await view(server, each, "chat", talk("chat", 1 - (each is proxy))))[0].decode()
+            assert "heron-7" in (await view(server, each, "chat", request("chat", 1 - (each is proxy))))[0].decode()
         await memories(proxy, "DELETE", f"/{name}")
         for each in (replica, proxy):
             assert [memory["title"] for memory in (await memories(each, "GET"))["memories"]] == ["Answers"]
-            for body in (talk("chat", 1), talk("chat", 2), talk("chat", 0), talk("chat", 0, "And which queue?")):
+            for body in (
+                request("chat", 1),
+                request("chat", 2),
+                request("chat", 0),
+                request("chat", 0, "And which queue?"),
+            ):
                 first = (await view(server, each, "chat", body))[0].decode()
                 assert "heron-7" not in first
                 assert "emoji" in first
@@ -207,14 +212,14 @@ async def test_a_lost_store_costs_memories_and_no_request(stub: StartStub, tmp_p
     first, second = tmp_path / "first", tmp_path / "second"
     async with proxy_in_process(server, first, **MEMORIES) as proxy:
         await memories(proxy, "POST", body=QUEUE)
-        given = (await view(server, proxy, "chat", talk("chat", 0)))[0]
+        given = (await view(server, proxy, "chat", request("chat", 0)))[0]
         assert GIVEN.encode() in given
     async with proxy_in_process(server, second, **MEMORIES) as proxy:
-        body = talk("chat", 1)
+        body = request("chat", 1)
         assert json.loads((await view(server, proxy, "chat", body))[0]) == body["messages"][0]
         assert (await memories(proxy, "GET"))["memories"] == []
     async with proxy_in_process(server, first, **MEMORIES) as proxy:
-        assert (await view(server, proxy, "chat", talk("chat", 1)))[0] == given
+        assert (await view(server, proxy, "chat", request("chat", 1)))[0] == given
 
 
 async def test_switched_off_there_is_nothing_of_it(stub: StartStub, tmp_path: Path, days: Days) -> None:
@@ -223,7 +228,7 @@ async def test_switched_off_there_is_nothing_of_it(stub: StartStub, tmp_path: Pa
     async with proxy_in_process(server, tmp_path, **MEMORIES) as proxy:
         await memories(proxy, "POST", body=QUEUE)
     async with proxy_in_process(server, tmp_path, store_url="embedded") as proxy:
-        body = json.dumps(talk("chat", 0)).encode()
+        body = json.dumps(request("chat", 0)).encode()
         answer = await proxy.client.post("/chat/completions", content=body, headers=PROJECT)
         assert server.seen[-1].body == body
         assert answer.headers["x-ullage-outcome"].startswith("verbatim")

@@ -25,7 +25,7 @@ async def status(proxy: Proxy) -> dict[str, Any]:
         return dict(answer.raise_for_status().json())
 
 
-async def told(proxy: Proxy, stub: Stub) -> dict[str, Any]:
+async def status_with_windows(proxy: Proxy, stub: Stub) -> dict[str, Any]:
     """The status, as soon as it tells of a window: after a request that is worth asking for."""
     async with ChatClient(proxy.url, stub, model=MODEL) as talk:
         await talk.ask({"role": "user", "content": prose(99, 600)})
@@ -49,7 +49,7 @@ async def test_what_the_server_tells_is_fitted_ahead(stub: StartStub, proxy: Sta
     server = await stub(window=WINDOW, tells=True)
     server.models = [MODEL]
     running = await proxy(server.url)
-    found = await told(running, server)
+    found = await status_with_windows(running, server)
     shown = {key: found["windows"][0][key] for key in ("model", "context_window", "how")}
     assert shown == {"model": MODEL, "context_window": WINDOW, "how": "/v1/models max_model_len"}
     talk = await grow(running, server, 12)

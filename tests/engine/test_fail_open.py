@@ -42,7 +42,7 @@ def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("CANARY")
 
 
-def became(answer: Exchanged) -> tuple[str, str]:
+def outcome(answer: Exchanged) -> tuple[str, str]:
     return answer.report.outcome, answer.report.reason
 
 
@@ -55,7 +55,7 @@ async def test_before_anything_was_sent_the_clients_own_bytes_go(monkeypatch: py
         agent_body(60_000, stream=True),
     )
     answer = await room.ask(body, upstream)
-    assert (became(answer), answer.report.upstream, answer.report.model) == (DEGRADED, "stub", "gpt-4o-mini")
+    assert (outcome(answer), answer.report.upstream, answer.report.model) == (DEGRADED, "stub", "gpt-4o-mini")
     assert await read_whole(answer) == ROLE + WORD + DONE
     assert upstream.bodies == [body]
     assert upstream.replies[0].chunks_read > 0
@@ -68,7 +68,7 @@ async def test_an_error_to_the_clients_own_bytes_is_the_answer(monkeypatch: pyte
     monkeypatch.setattr(Engine, "first_plan", broken)
     upstream = upstream_replying(ScriptedReply(400, [TOO_LONG], JSON))
     answer = await EngineFixture().ask(agent_body(9_000), upstream)
-    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, TOO_LONG, 1)
+    assert (outcome(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, TOO_LONG, 1)
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -79,7 +79,7 @@ async def test_a_reply_in_hand_is_the_answer(monkeypatch: pytest.MonkeyPatch, st
     monkeypatch.setattr(f"proxy.core.overflow.classify.Classifier.{name}", broken)
     upstream = upstream_replying(ScriptedReply(status, chunks, headers))
     answer = await EngineFixture().ask(agent_body(6200, stream=status == 200), upstream)
-    assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
+    assert (outcome(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert not upstream.replies[0].closed
     assert await read_whole(answer) == b"".join(chunks)
 
@@ -89,7 +89,7 @@ async def test_after_an_overflow_its_reply_is_the_answer(monkeypatch: pytest.Mon
     monkeypatch.setattr(Retries, "smaller", broken)
     upstream = upstream_replying(ScriptedReply(400, [TOO_LONG[:9], TOO_LONG[9:]], JSON), ScriptedReply(200, [b"{}"]))
     answer = await EngineFixture().ask(agent_body(6200), upstream)
-    assert (became(answer), len(upstream.bodies)) == (DEGRADED, 1)
+    assert (outcome(answer), len(upstream.bodies)) == (DEGRADED, 1)
     assert answer.reply is not None
     assert (answer.reply.status, answer.reply.headers) == (400, JSON)
     assert await read_whole(answer) == TOO_LONG
@@ -107,7 +107,7 @@ async def test_a_retry_in_hand_wins_over_the_overflow_before_it(monkeypatch: pyt
     monkeypatch.setattr(UpstreamCalls, "_refusal_in", failing)
     upstream = upstream_replying(ScriptedReply(400, [TOO_LONG], JSON), ScriptedReply(200, [b'{"ok":true}']))
     answer = await EngineFixture().ask(agent_body(6200), upstream)
-    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
+    assert (outcome(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b'{"ok":true}', 2)
 
 
 async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ async def test_the_upstreams_name_of_the_model_is_used_while_that_works(monkeypa
             upstream_replying(ScriptedReply(200, [b"{}"])),
         )
         answer = await room.ask(body, upstream)
-        assert (became(answer), upstream.names) == (DEGRADED, ["other"])
+        assert (outcome(answer), upstream.names) == (DEGRADED, ["other"])
         assert upstream.bodies == [body.replace(b"fast", sent)]
 
 
@@ -134,7 +134,7 @@ async def test_the_upstreams_name_of_the_model_is_put_into_the_path(monkeypatch:
     room.switch.upstream = upstream
     request = Request("gemini", b'{"contents": 1}', TENANT, "r1", path_model="fast", origin=origin)
     answer = Exchanged(await room.engine.exchange(request))
-    assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["other"], [b'{"contents": 1}'])
+    assert (outcome(answer), upstream.names, upstream.bodies) == (DEGRADED, ["other"], [b'{"contents": 1}'])
     assert upstream.paths == ["/v1beta/models/gemini-2.5-flash:generateContent?x=1"]
 
 
@@ -146,7 +146,7 @@ async def test_without_a_route_the_default_upstream_is_called(monkeypatch: pytes
     )
     monkeypatch.setattr(Catalogue, "resolve", broken)
     answer = await room.ask(agent_body(600), upstream)
-    assert (became(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [agent_body(600)])
+    assert (outcome(answer), upstream.names, upstream.bodies) == (DEGRADED, ["stub"], [agent_body(600)])
 
 
 async def test_what_is_refused_on_purpose_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +186,11 @@ async def test_a_count_that_fails_is_left_to_the_upstream(monkeypatch: pytest.Mo
         patch.setattr(Engine, "first_plan", broken)
         upstream = upstream_replying(ScriptedReply(200, [b'{"input_tokens":7}']))
         answer = await EngineFixture().count(body, upstream)
-        assert (became(answer), answer.report.api, upstream.bodies) == (DEGRADED, "count_tokens", [body])
+        assert (outcome(answer), answer.report.api, upstream.bodies) == (DEGRADED, "count_tokens", [body])
     monkeypatch.setattr(Measurer, "tokens_of", broken)
     upstream = upstream_replying(ScriptedReply(404, [b"no such path"]))
     answer = await EngineFixture(window=None).count(body, upstream)
-    assert (became(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b"no such path", 1)
+    assert (outcome(answer), await read_whole(answer), len(upstream.bodies)) == (DEGRADED, b"no such path", 1)
 
 
 async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
@@ -199,7 +199,7 @@ async def test_what_could_not_even_be_read_is_sent_untouched() -> None:
         room, upstream = EngineFixture(), ScriptedUpstream(lambda _: ScriptedReply(200, [b"{}"]))
         room.switch.upstream = upstream
         answer = Exchanged(await room.engine.pass_through(Request("chat", body, TENANT, "r1")))
-        assert (became(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])
+        assert (outcome(answer), upstream.bodies, upstream.names) == (DEGRADED, [body], ["stub"])
 
 
 CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a.py"}'}}

@@ -33,7 +33,7 @@ MEASURED = measured(agent_session(2, 20))
 """Any measured request; tests give it an anchor."""
 
 
-class Hands:
+class ManualClock:
     """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
@@ -43,18 +43,20 @@ class Hands:
         return self.time
 
 
-def lessons(book: DictRecords, clock: Hands, said: list[tuple[str, dict[str, object]]] | None = None) -> LearnedRoutes:
+def open_routes(
+    store: DictRecords, clock: ManualClock, logged: list[tuple[str, dict[str, object]]] | None = None
+) -> LearnedRoutes:
     def notice(event: str, facts: Mapping[str, object]) -> None:
-        if said is not None:
-            said.append((event, dict(facts)))
+        if logged is not None:
+            logged.append((event, dict(facts)))
 
-    return LearnedRoutes(book, {}, {}, clock, notice, lambda: T + clock.time)
+    return LearnedRoutes(store, {}, {}, clock, notice, lambda: T + clock.time)
 
 
 async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
-    book, clock = DictRecords(), Hands()
-    here, there = lessons(book, clock), lessons(book, clock)
+    store, clock = DictRecords(), ManualClock()
+    here, there = open_routes(store, clock), open_routes(store, clock)
     assert (await there.get(ROUTE, ONE)).learned.stated_window is None
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
     assert here.get_cached(ROUTE, ONE).learned.stated_window == 8192
@@ -80,14 +82,14 @@ class SlowRecords(DictRecords):
 
 async def test_what_is_learned_during_a_read_of_the_store_stays() -> None:
     """A value that was read before an overflow does not replace what the overflow taught."""
-    book, clock = SlowRecords(), Hands()
-    lessons(book, clock).learn_refusal(ROUTE, ONE, Overflow("input", 32_768), 40_000)
-    here = lessons(book, clock)
+    store, clock = SlowRecords(), ManualClock()
+    open_routes(store, clock).learn_refusal(ROUTE, ONE, Overflow("input", 32_768), 40_000)
+    here = open_routes(store, clock)
 
     async def refused() -> None:
-        await book.reading.wait()
+        await store.reading.wait()
         here.learn_refusal(ROUTE, ONE, Overflow("input", 8192), 10_000)
-        book.goes_on.set()
+        store.goes_on.set()
 
     read, _ = await asyncio.gather(here.get(ROUTE, ONE), refused())
     assert read.learned.stated_window == 8192
@@ -96,24 +98,24 @@ async def test_what_is_learned_during_a_read_of_the_store_stays() -> None:
 
 async def test_lessons_stay_with_their_tenant() -> None:
     """What one caller's traffic taught is not used for another's."""
-    book, clock = DictRecords(), Hands()
-    here = lessons(book, clock)
+    store, clock = DictRecords(), ManualClock()
+    here = open_routes(store, clock)
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8192), 10_000)
     assert (await here.get(ROUTE, TWO)).learned.stated_window is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
     assert here.get_cached(ROUTE, ONE).learned.stated_window is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
-    book = DictRecords()
-    book.save_route(ONE, ROUTE.name, b"\xff not a lesson")
-    assert (await lessons(book, Hands()).get(ROUTE, ONE)).learned.calibration.factor == 1.0
+    store = DictRecords()
+    store.save_route(ONE, ROUTE.name, b"\xff not a lesson")
+    assert (await open_routes(store, ManualClock()).get(ROUTE, ONE)).learned.calibration.factor == 1.0
 
 
 def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
@@ -125,7 +127,7 @@ def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int
 
 async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
     """The next request's weight is what was reported, plus an estimate of what is new; another event has no anchor."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_337)
     assert expected(here, [b"x", b"a", b"b", b"c"], -1, 1_100, 1.5) == 1_337 + 150
     assert expected(here, [b"x", b"y"], -1, 1_100, 1.5) == 1_650
@@ -137,7 +139,7 @@ async def test_a_conversation_is_anchored_by_its_last_answer() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     """A figure that no prompt of that size can have says nothing of the conversation, nor of the provider's count."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
@@ -145,7 +147,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
 
 async def test_a_silent_cut_is_flagged() -> None:
     """A report far below the count is flagged, and neither anchors nor calibrates."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     assert here.learn_usage(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
@@ -153,7 +155,7 @@ async def test_a_silent_cut_is_flagged() -> None:
 
 async def test_a_new_reported_window_replaces_a_stated_one() -> None:
     """A stated window holds while the server tells what the overflow contradicted; told anew, it starts over."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.learn_refusal(before, ONE, Overflow("input", 16_384), 20_000)
@@ -169,7 +171,7 @@ async def test_a_new_reported_window_replaces_a_stated_one() -> None:
 
 async def test_pictures_teach_nothing_about_words() -> None:
     """How a provider prices media says nothing of its vocabulary; the conversation is anchored all the same."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, is_text=False), 900)
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, is_text=False), 3_000)
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
@@ -182,8 +184,8 @@ def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None
 
 async def test_a_stated_limit_expires() -> None:
     """A stated limit holds for an hour, however often the count is corrected meanwhile."""
-    clock = Hands()
-    here = lessons(DictRecords(), clock)
+    clock = ManualClock()
+    here = open_routes(DictRecords(), clock)
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     clock.time = STATED_SECONDS / 2
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1), 1_400)
@@ -196,7 +198,7 @@ async def test_a_stated_limit_expires() -> None:
 
 async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
     """What a request without the flag taught says nothing about one with it."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     wide = replace(ROUTE, variant="context-1m")
     assert (await here.get(wide, ONE)).learned.stated_window is None
@@ -207,7 +209,7 @@ async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
 async def test_nothing_learned_exceeds_what_was_configured() -> None:
     """A configured window is only ever lowered, by whatever teaches."""
     route = replace(ROUTE, window=10_000, source="configured")
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(route, ONE, Overflow("input", 30_000), 31_000)
     assert window(here, route) == 10_000
     here.learn_refusal(route, ONE, Overflow("input", 8_000), 9_000)
@@ -217,7 +219,7 @@ async def test_nothing_learned_exceeds_what_was_configured() -> None:
 @pytest.mark.parametrize("limit", [100, 5_000_000])
 async def test_an_odd_limit_is_not_kept(limit: int) -> None:
     """A limit outside of what can be is treated as if nothing had been stated."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(ROUTE, ONE, Overflow("input", limit), 10_000)
     assert window(here, ROUTE) is None
     here.learn_refusal(ROUTE, ONE, Overflow("input", limit), 9_000, 1_000)
@@ -233,24 +235,24 @@ async def test_an_answer_that_ran_into_the_window_teaches_it() -> None:
         (Overflow("input_plus_output", 8_000), Usage(), 8_000),
         (Overflow("rate_limit", 6_000), Usage(), None),
     ):
-        here = lessons(DictRecords(), Hands())
+        here = open_routes(DictRecords(), ManualClock())
         here.learn_late_overflow(sent, overflow, usage)
         assert window(here, ROUTE) == holds
 
 
 async def test_a_learned_window_is_logged_once() -> None:
     """A new window is an event; the same again is none; a server that cuts is warned of once, for all callers."""
-    said: list[tuple[str, dict[str, object]]] = []
-    here = lessons(DictRecords(), Hands(), said)
+    logged: list[tuple[str, dict[str, object]]] = []
+    here = open_routes(DictRecords(), ManualClock(), logged)
     for tokens in (10_000, 11_000):
         here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), tokens)
-    assert [(event, facts["observed_window"]) for event, facts in said] == [("upstream.window_learned", 8_192)]
+    assert [(event, facts["observed_window"]) for event, facts in logged] == [("upstream.window_learned", 8_192)]
     shown = {"route": "up,m", "context_window": 8_192, "how": "stated", "age_seconds": 0.0}
     assert here.shown_windows() == [shown]
-    said.clear()
+    logged.clear()
     for tenant in (ONE, TWO, TWO):
         assert here.learn_usage(SentPrompt(ROUTE, tenant, 9_000, b"a", -1), 4_096)
-    events = [event for event, _ in said]
+    events = [event for event, _ in logged]
     assert events.count("upstream.silently_truncates") == 1
     assert window(here, ROUTE, TWO) == 4_096
 
@@ -275,14 +277,14 @@ def test_the_remedy_fits_the_server(how: str, word: str) -> None:
 
 async def test_what_was_never_counted_teaches_too() -> None:
     """Of a view that was bounded from below a cut shows all the same; it corrects no count and anchors nothing."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, is_counted=False)
     assert not here.learn_usage(sent, 90_000)
     assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100
     assert here.learn_usage(sent, 8_192)
     assert window(here, ROUTE) == 8_192
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     here.learn_late_overflow(sent, Overflow("input"), Usage())
     assert window(here, ROUTE) is None
     here.learn_late_overflow(sent, Overflow("input", 16_384), Usage())
@@ -295,7 +297,7 @@ def answered(here: LearnedRoutes, tokens: int, reported: int, tenant: bytes = ON
 
 async def test_the_largest_prompt_that_was_answered_lately() -> None:
     """It is remembered for its tenant alone, and until the route refuses a request."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     assert here.served_lately(ROUTE, ONE) is None
     for reported in (9_000, 12_000, 3_000):
         answered(here, reported, reported)
@@ -314,7 +316,7 @@ async def test_the_largest_prompt_that_was_answered_lately() -> None:
 async def test_an_old_answer_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Providers change windows: what a route answered counts for some minutes."""
     monkeypatch.setattr(learned_routes, "SERVED_SECONDS", 1e-6)
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     answered(here, 5_000, 5_000)
     await asyncio.sleep(0.001)
     assert here.served_lately(ROUTE, ONE) is None
@@ -323,14 +325,14 @@ async def test_an_old_answer_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("is_counted", [True, False])
 async def test_a_report_that_cannot_be_true_serves_nothing(is_counted: bool) -> None:
     """A count far beyond what the body can hold is not remembered."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     answered(here, 1_000, 9_000_000, is_counted=is_counted)
     assert here.served_lately(ROUTE, ONE) is None
 
 
 async def test_routes_that_answered_are_bounded() -> None:
     """Names of models come from clients: they cannot fill the memory."""
-    here = lessons(DictRecords(), Hands())
+    here = open_routes(DictRecords(), ManualClock())
     for number in range(MOST_KNOWN + 1):
         answered(here, 2_000, 2_000, str(number).encode())
     assert here.served_lately(ROUTE, str(MOST_KNOWN).encode()) == 2_000

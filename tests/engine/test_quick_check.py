@@ -164,7 +164,7 @@ async def test_the_order_of_members_changes_nothing(output: int | None, task_siz
 LISTS = {"chat": "messages", "messages": "messages", "responses": "input", "gemini": "contents"}
 
 
-def grown(api: str, rounds: int, **members: Any) -> dict[str, Any]:
+def session_members(api: str, rounds: int, **members: Any) -> dict[str, Any]:
     """The members of a body with a session of so many rounds, some 1,000 bytes each; *members* come last."""
     key, role = LISTS[api], "input_text" if api == "responses" else "text"
     items: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ def test_a_session_is_judged_as_each_of_its_bodies(api: str, spaced: bool, behin
         members = {**behind, "metadata": {"session_id": f"s-{rounds}"}}
         if api == "gemini":
             members = {"tools": [{"functionDeclarations": [{"role": "x"}]}], "toolConfig": {}} if behind else {}
-        body = encoded(grown(api, rounds, **members), spaced)
+        body = encoded(session_members(api, rounds, **members), spaced)
         whole = DECODERS[api].decode(body)
         found = bodies.decode(api, TENANT, body)
         assert facts(found) == facts(whole)
@@ -248,17 +248,17 @@ def test_a_session_is_judged_as_each_of_its_bodies(api: str, spaced: bool, behin
 def test_what_is_new_in_a_known_session_is_looked_at(api: str, spaced: bool, end: Any) -> None:
     """An image behind a known prefix, or a member around it that brings input, is never passed by its bytes."""
     bodies = TextualBodies()
-    assert bodies.decode(api, TENANT, encoded(grown(api, 20), spaced)) is not None
-    assert bodies.decode(api, TENANT, encoded(end(grown(api, 21)), spaced)) is None
-    assert bodies.decode(api, TENANT, encoded(end(grown(api, 40)), spaced)) is None
-    assert bodies.decode(api, TENANT, encoded(grown(api, 41), spaced)) is not None
+    assert bodies.decode(api, TENANT, encoded(session_members(api, 20), spaced)) is not None
+    assert bodies.decode(api, TENANT, encoded(end(session_members(api, 21)), spaced)) is None
+    assert bodies.decode(api, TENANT, encoded(end(session_members(api, 40)), spaced)) is None
+    assert bodies.decode(api, TENANT, encoded(session_members(api, 41), spaced)) is not None
 
 
 @APIS
 def test_a_member_twice_or_broken_json_behind_a_known_prefix(api: str) -> None:
     """A second model or list, or what is no JSON, is left to the exact scanner in a known session, too."""
     bodies = TextualBodies()
-    body = encoded(grown(api, 20), spaced=False)
+    body = encoded(session_members(api, 20), spaced=False)
     key = LISTS[api].encode()
     assert bodies.decode(api, TENANT, body) is not None
     for end in (b',"model":"n"}', b',"mod\\u0065l":"n"}', b',"%b":[]}' % key, b"", b"}}", b"]}", b',{"role":"user"}]}'):
@@ -284,7 +284,7 @@ def test_a_list_of_the_same_name_in_another_member() -> None:
 
 def test_only_the_own_tenant_knows_a_prefix() -> None:
     """Nothing that one tenant sent shortens the way of another's request."""
-    bodies, body = TextualBodies(), encoded(grown("chat", 20), spaced=True)
+    bodies, body = TextualBodies(), encoded(session_members("chat", 20), spaced=True)
     bodies.decode("chat", TENANT, body)
     fewer = bodies.decode("chat", TENANT, body[:-2] + b' ,{"content":"", "role":"user"}]}')
     other = bodies.decode("chat", b"o" * 32, body[:-2] + b' ,{"content":"", "role":"user"}]}')

@@ -381,7 +381,7 @@ class Waiting(ReadySummaries):
         self.paused += 1
 
 
-async def _talked(
+async def _pressures(
     replica: Replica, waiting: Waiting, messages: list[Message], window: int
 ) -> list[tuple[float, bool, int]]:
     """Each request's pressure, whether it was compacted anew, and how many summaries had been begun behind it."""
@@ -398,7 +398,7 @@ async def _talked(
 async def test_a_summary_is_begun_above_the_soft_mark_for_the_next_event() -> None:
     """Below the soft mark none is begun; above it one of what an event would fold now, which grows until it does."""
     waiting = Waiting()
-    talked = await _talked(Replica(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
+    talked = await _pressures(Replica(summaries=waiting), waiting, agent_session(24, 300), WINDOW)
     begun = [
         pressure for (pressure, _, after), (_, _, before) in zip(talked[1:], talked, strict=False) if after > before
     ]
@@ -417,7 +417,7 @@ async def test_a_chat_that_keeps_more_than_the_soft_mark_begins_its_summary_late
     for at in range(200):
         messages.append({"role": "assistant", "content": f"Stop number {at} is a village with {at * 7} people."})
         messages.append({"role": "user", "content": f"Then {at * 3} kilometres to the lake, please."})
-    talked = await _talked(Replica(summaries=waiting), waiting, messages, WINDOW)
+    talked = await _pressures(Replica(summaries=waiting), waiting, messages, WINDOW)
     first = next(at for at, (_, event, _) in enumerate(talked) if event)
     begun = [
         pressure
@@ -440,7 +440,7 @@ async def test_no_summary_is_begun_where_doubles_can_go() -> None:
         text = "\n".join(f"{n}\tvalue_{n} = compute({n}, {number})" for n in range(60))
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{at}", "content": text})
-    talked = await _talked(Replica(summaries=waiting), waiting, messages, 16_000)
+    talked = await _pressures(Replica(summaries=waiting), waiting, messages, 16_000)
     assert max(pressure for pressure, _, _ in talked) > 0.7
     assert talked[-1][1] or talked[-2][1], "it never came to a compaction"
     assert waiting.prepared == []

@@ -17,7 +17,7 @@ RUNNING = 3
 
 
 @contextlib.asynccontextmanager
-async def full_house(config=FULL):
+async def full_server(config=FULL):
     """A house with as many requests under way as may be; and the connections of those, whose bodies are to come."""
     async with running_server(config) as at:
         running = [await at.connect() for _ in range(RUNNING)]
@@ -29,7 +29,7 @@ async def full_house(config=FULL):
 
 async def test_the_excess_is_refused_while_those_under_way_finish():
     """All of the excess gets 503 and Retry-After though nothing ends meanwhile; then those under way are answered."""
-    async with full_house() as (at, running):
+    async with full_server() as (at, running):
         refused = await asyncio.gather(*(at.chat() for _ in range(40)))
         assert {(got.line.split()[1], *got.all("retry-after")) for got in refused} == {("503", "1")}
         assert at.server.in_flight == RUNNING
@@ -54,7 +54,7 @@ async def test_the_excess_is_refused_while_those_under_way_finish():
 )
 async def test_a_refusal_has_the_shape_of_its_api_and_is_reported_once(path, api):
     """Each client understands its refusal, and metrics and log get one report of it."""
-    async with full_house() as (at, _):
+    async with full_server() as (at, _):
         got = await at.ask("POST", path, b"{}", "Content-Type: application/json")
         error = json.loads(got.body)["error"]
         assert "server.limits.in_flight" in error["message"]
@@ -67,7 +67,7 @@ async def test_a_refusal_has_the_shape_of_its_api_and_is_reported_once(path, api
 
 async def test_a_refused_connection_is_good_for_the_next_request():
     """A client whose small body has arrived is refused and asks again on the same connection."""
-    async with full_house() as (at, running):
+    async with full_server() as (at, running):
         reader, writer = await at.connect()
         for _ in range(3):
             writer.write(HEAD + b"{}")
@@ -84,14 +84,14 @@ async def test_a_refused_connection_is_good_for_the_next_request():
 
 async def test_a_body_that_has_not_arrived_is_not_waited_for():
     """A refused request that only declares its body gets its answer, and the connection ends."""
-    async with full_house() as (at, _):
+    async with full_server() as (at, _):
         got = await asyncio.wait_for(at.raw(HEAD), 60)
         assert (got.line.split()[1], got.all("connection")) == ("503", ["close"])
 
 
 async def test_a_web_page_can_read_its_refusal():
     """A browser's request is refused with the headers without which its page would see no status."""
-    async with full_house() as (at, _):
+    async with full_server() as (at, _):
         got = await at.chat(b"{}", "Origin: https://app.test")
         assert (got.line.split()[1], got.all("retry-after")) == ("503", ["1"])
         assert got.all("access-control-allow-origin") == ["https://app.test"]
@@ -101,7 +101,7 @@ async def test_a_web_page_can_read_its_refusal():
 
 async def test_strange_names_and_own_routes_are_treated_as_ever():
     """A name that a page may have pointed here is refused as such, and health is answered."""
-    async with full_house() as (at, _):
+    async with full_server() as (at, _):
         got = await at.chat(b"{}", "Host: rebound.example")
         assert got.line.split()[1] == "403"
         assert (await at.ask("GET", "/health/live")).line.split()[1] == "200"

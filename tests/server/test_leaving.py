@@ -13,7 +13,7 @@ POST = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConten
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def gone(reader):
+async def read_to_end(reader):
     """Returns when the peer of *reader* has closed or reset the connection."""
     try:
         while await reader.read(65536):
@@ -33,7 +33,7 @@ async def test_a_client_that_leaves_aborts_the_upstream_call(path, moment):
             if moment != "waiting":
                 writer.write(SSE + (chunk(b"data: 1\n\n") if moment == "mid-stream" else b""))
             reached.set()
-            await gone(reader)
+            await read_to_end(reader)
             ended.set()
 
         at.stage.script = script
@@ -59,7 +59,7 @@ async def test_an_upload_that_is_not_read_is_given_up():
             reader._transport.pause_reading()
             await asyncio.wait_for(over.wait(), 60)
             reader._transport.resume_reading()
-            await gone(reader)
+            await read_to_end(reader)
             ended.set()
 
         over = asyncio.Event()
@@ -218,7 +218,7 @@ async def test_an_upstream_that_stays_silent_is_a_504():
     async with running_server(timeouts=Timeouts(first_byte=0.2)) as at:
 
         async def script(heard, reader, writer):
-            await gone(reader)
+            await read_to_end(reader)
 
         at.stage.script = script
         got = await at.chat()
@@ -233,7 +233,7 @@ async def test_a_silent_stream_ends_with_an_error_event():
 
         async def script(heard, reader, writer):
             writer.write(SSE + chunk(b"data: 1\n\n"))
-            await gone(reader)
+            await read_to_end(reader)
 
         at.stage.script = script
         reader, writer = await at.connect()

@@ -196,11 +196,11 @@ def whole(answer: Answer, frame: Frame) -> bytes:
 def streamed(answer: Answer, frame: Frame, with_usage: bool) -> Iterator[bytes]:
     """The events of a streamed response, each one whole, numbered as they come."""
     del with_usage  # it always comes
-    for number, event in enumerate(_told(answer, frame)):
+    for number, event in enumerate(_answer_events(answer, frame)):
         yield event.replace(b'"sequence_number":0', b'"sequence_number":%d' % number, 1)
 
 
-def _told(answer: Answer, frame: Frame) -> Iterator[bytes]:
+def _answer_events(answer: Answer, frame: Frame) -> Iterator[bytes]:
     yield _event("response.created", response=_response(frame, [], "in_progress"))
     yield _event("response.in_progress", response=_response(frame, [], "in_progress"))
     output = answered(answer, frame)

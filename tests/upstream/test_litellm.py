@@ -41,14 +41,14 @@ CALLS = [
 ]
 
 
-def said(document):
+def json_answer(document):
     return raw_answer(json.dumps(document).encode(), JSON)
 
 
 async def test_a_tool_round_with_a_picture_in_anthropics_words():
     """System text, picture, parallel calls and their results arrive as the provider writes them, calls come back."""
     async with LiteLLMFixture() as across:
-        across.stage.reply = said(message({"type": "text", "text": "Hm."}, *CALLS, stop="tool_use"))
+        across.stage.reply = json_answer(message({"type": "text", "text": "Hm."}, *CALLS, stop="tool_use"))
         _, got = await across.ask(messages=ROUND, tools=TOOLS, max_tokens=50)
         sent = across.request
         assert [block["text"] for block in sent["system"]] == ["You are terse."]
@@ -71,7 +71,7 @@ async def test_usage_is_the_providers():
     """Tokens read from the provider's cache are part of the prompt and named so; the model is the requested one."""
     async with LiteLLMFixture() as across:
         cached = {"cache_read_input_tokens": 3, "cache_creation_input_tokens": 4}
-        across.stage.reply = said(message({"type": "text", "text": "Yes."}, **cached))
+        across.stage.reply = json_answer(message({"type": "text", "text": "Yes."}, **cached))
         _, got = await across.ask()
         usage = got["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (17, 5, 22)
@@ -116,7 +116,7 @@ async def test_usage_that_was_not_requested_does_not_come():
 async def test_reasons_to_stop(stop, reason):
     """The provider's reason to stop becomes OpenAI's word for it."""
     async with LiteLLMFixture() as across:
-        across.stage.reply = said(message({"type": "text", "text": "x"}, stop=stop))
+        across.stage.reply = json_answer(message({"type": "text", "text": "x"}, stop=stop))
         _, got = await across.ask()
         assert got["choices"][0]["finish_reason"] == reason
 
@@ -125,7 +125,7 @@ async def test_thoughts_come_and_go_back_sealed():
     """A thought's seal reaches the client, and the provider again with the next request."""
     thought = {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="}
     async with LiteLLMFixture() as across:
-        across.stage.reply = said(message(thought, CALLS[0], stop="tool_use"))
+        across.stage.reply = json_answer(message(thought, CALLS[0], stop="tool_use"))
         asked = {"tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096}
         _, got = await across.ask(**asked)
         spoken = got["choices"][0]["message"]
@@ -217,7 +217,7 @@ async def test_words_that_are_no_json():
 async def test_an_answer_that_is_none_of_the_providers():
     """A 200 that cannot be read is the upstream's fault and says so, without a trace of the code."""
     async with LiteLLMFixture() as across:
-        across.stage.reply = said({"unexpected": True})
+        across.stage.reply = json_answer({"unexpected": True})
         with pytest.raises(UpstreamUnreachable, match="not one of anthropic's"):
             await across.ask()
 
@@ -391,7 +391,7 @@ async def test_what_cannot_be_passed_on_is_refused_by_name(members):
 async def test_null_members_are_as_if_absent():
     """Clients that spell out every unset member are served."""
     async with LiteLLMFixture() as across:
-        across.stage.reply = said(message({"type": "text", "text": "x"}))
+        across.stage.reply = json_answer(message({"type": "text", "text": "x"}))
         reply, _ = await across.ask(logprobs=None, metadata=None, tools=None)
         assert reply.status == 200
 
@@ -427,7 +427,7 @@ async def test_whose_key_is_spent(header, own, sent, monkeypatch):
     """The upstream's own key replaces the client's; without one the client's goes on."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-the-operators")
     async with LiteLLMFixture(api_key=own) as across:
-        across.stage.reply = said(message({"type": "text", "text": "x"}))
+        across.stage.reply = json_answer(message({"type": "text", "text": "x"}))
         await across.ask([header])
         assert across.stage.heard[0].all("x-api-key") == [sent]
         assert across.stage.heard[0].all("authorization") == []
@@ -436,7 +436,7 @@ async def test_whose_key_is_spent(header, own, sent, monkeypatch):
 async def test_headers_of_the_upstream_and_betas_of_the_client():
     """Configured headers, the client's betas and its name are sent; its other headers are not."""
     async with LiteLLMFixture(headers={"x-team": "blue"}) as across:
-        across.stage.reply = said(message({"type": "text", "text": "x"}))
+        across.stage.reply = json_answer(message({"type": "text", "text": "x"}))
         sent = [*KEY, ("Anthropic-Beta", "context-1m-2025-08-07"), ("x-other", "no"), ("Cookie", "a=b")]
         sent.append(("User-Agent", "agent/1"))
         body = json.dumps(HELLO).encode()
@@ -463,7 +463,7 @@ async def test_nothing_is_fetched_for_a_client(provider):
 async def test_room_for_the_answer_is_what_was_kept_free():
     """If the provider demands an output limit and the client named none, it is the reserve of the budget."""
     async with LiteLLMFixture() as across:
-        across.stage.reply = said(message({"type": "text", "text": "x"}))
+        across.stage.reply = json_answer(message({"type": "text", "text": "x"}))
         await across.ask()
         assert across.request["max_tokens"] == 16_384
 

@@ -132,7 +132,7 @@ def test_other_lists_scan_alike(body: bytes) -> None:
     same(body, "input")
 
 
-def grown(messages: list[Any], keep: int, extra: dict[str, Any], style: st.DataObject) -> tuple[bytes, bytes]:
+def growing_bodies(messages: list[Any], keep: int, extra: dict[str, Any], style: st.DataObject) -> tuple[bytes, bytes]:
     """A body with all of *messages*, and one with only the first *keep* that begins with the same bytes."""
     space, ascii_only = style.draw(st.sampled_from(["", " ", "\n "])), style.draw(st.booleans())
     texts = [conversation_strategies._write(message, space, ascii_only, False) for message in messages]
@@ -148,7 +148,7 @@ def test_a_longer_conversation_extends_the_shorter(messages: list[Any], data: st
     """Continuing from the scan of a prefix finds the spans that scanning all of the body finds."""
     keep = data.draw(st.integers(1, len(messages)))
     extra = data.draw(st.sampled_from([{}, {"tools": [{"messages": [1]}]}, {"tools": ["\u0041é"]}]))
-    before, after = grown(messages, keep, extra, data)
+    before, after = growing_bodies(messages, keep, extra, data)
     found = extend(after, "messages", scan(before, "messages"))
     assert found is not None
     assert found.spans == scan(after, "messages").spans

@@ -35,7 +35,7 @@ def user(text: str) -> ItemText:
     return ItemText("user", text)
 
 
-def said(text: str, *calls: tuple[str, str]) -> ItemText:
+def answer(text: str, *calls: tuple[str, str]) -> ItemText:
     return ItemText("assistant", text, calls)
 
 
@@ -61,14 +61,14 @@ def test_nothing_is_invented_and_nothing_runs_over(messages: list[dict[str, obje
 @pytest.mark.parametrize("tokens", [40, 150, 600])
 def test_what_was_written_comes_before_what_a_tool_mentioned(tokens: int) -> None:
     """A name the user or the model wrote is in the digest before any that only stood in an output."""
-    entries = [user("Look at src/cache/evict_rows.py"), result(log(3, 4000)), said("It is flush_pending_rows.")]
+    entries = [user("Look at src/cache/evict_rows.py"), result(log(3, 4000)), answer("It is flush_pending_rows.")]
     names = digest_of(entries, tokens, count_tokens).names
     assert set(names[:2]) == {"src/cache/evict_rows.py", "flush_pending_rows"}
 
 
 def test_the_newer_comes_first() -> None:
     """Of two names mentioned alike, the later one ranks higher."""
-    entries = [said("old_name_a"), *[said("Hm.")] * 6, said("new_name_b")]
+    entries = [answer("old_name_a"), *[answer("Hm.")] * 6, answer("new_name_b")]
     assert digest_of(entries, 200, count_tokens).names == ("new_name_b", "old_name_a")
 
 
@@ -82,7 +82,7 @@ def test_short_names_are_worth_more_than_long_ones() -> None:
     """Of names mentioned alike as many as possible are kept: the long one is not, where it would cost several."""
     long = "/".join(f"folder_{letter}" for letter in "abcdefgh") + "/file.py"
     short = [f"step_{letter}" for letter in "pqrstuvw"]
-    names = digest_of([said(f"{long} {' '.join(short)}")], 40, count_tokens).names
+    names = digest_of([answer(f"{long} {' '.join(short)}")], 40, count_tokens).names
     assert set(names) == set(short)
 
 
@@ -98,20 +98,20 @@ def test_short_names_are_worth_more_than_long_ones() -> None:
 )
 def test_a_name_is_found_behind_a_sigil(text: str, name: str) -> None:
     """Marks that languages put before a name do not hide it."""
-    digest = digest_of([said(f"see {text}{name}, then go on")], 200, count_tokens)
+    digest = digest_of([answer(f"see {text}{name}, then go on")], 200, count_tokens)
     assert name in {*digest.names, *digest.numbers}
 
 
 def test_a_part_of_a_longer_name_is_not_shown_again() -> None:
     """Who reads the path reads the file's name."""
-    digest = digest_of([*[said("see src/rows.py")] * 9, result("rows.py")], 200, count_tokens)
+    digest = digest_of([*[answer("see src/rows.py")] * 9, result("rows.py")], 200, count_tokens)
     assert whole(digest).count("rows.py") == 1
 
 
 def test_the_newest_files_have_a_share_of_their_own() -> None:
     """Files that calls were given are listed newest first, however often other names were mentioned."""
-    calls = [said("", ("read", json.dumps({"path": f"src/part_{at}.py"}))) for at in range(40)]
-    talk = [said(" ".join(f"name_{at}" for at in range(300)))] * 3
+    calls = [answer("", ("read", json.dumps({"path": f"src/part_{at}.py"}))) for at in range(40)]
+    talk = [answer(" ".join(f"name_{at}" for at in range(300)))] * 3
     files = digest_of([*talk, *calls, *talk], 500, count_tokens).files
     assert files[:2] == ("src/part_39.py", "src/part_38.py")
     assert sum(count_tokens(f" {name},") for name in files) <= 50
@@ -119,20 +119,20 @@ def test_the_newest_files_have_a_share_of_their_own() -> None:
 
 def test_a_list_of_names_takes_the_room_that_it_has() -> None:
     """A name is counted as it stands in the list: were the space counted apart, a tenth of the room would be left."""
-    names = [said(" ".join(f"src/part_{at}/{word}_rows.py" for word in ("load", "drain"))) for at in range(200)]
+    names = [answer(" ".join(f"src/part_{at}/{word}_rows.py" for word in ("load", "drain"))) for at in range(200)]
     line = digest_of(names, 1_000, count_tokens).lines()[0]
     assert 960 <= count_tokens(line.removeprefix("Names and places mentioned:")) <= 1_000
 
 
 def test_a_name_in_a_known_text_is_not_shown() -> None:
     """A name that stands in the text beside the digest is left out."""
-    entries = [said("see config_loader.py and other_file.py")]
+    entries = [answer("see config_loader.py and other_file.py")]
     assert digest_of(entries, 200, count_tokens, known="We know config_loader.py.").names == ("other_file.py",)
 
 
 def test_shares_are_not_exceeded() -> None:
     """Figures take at most a fifth, commands a tenth and errors 0.15 of a digest."""
-    calls = [said("", ("run", json.dumps({"command": f"make step_{at} --jobs {at + 300}"}))) for at in range(60)]
+    calls = [answer("", ("run", json.dumps({"command": f"make step_{at} --jobs {at + 300}"}))) for at in range(60)]
     errors = [result(f"ValueError: row {at + 4000} failed") for at in range(60)]
     figures = [user(" ".join(str(number * 1117) for number in range(1000, 1400)))]
     names = [user(" ".join(f"name_{number}" for number in range(400)))]
@@ -144,7 +144,9 @@ def test_shares_are_not_exceeded() -> None:
 
 def test_chinese_and_japanese_names_in_quotes_are_names() -> None:
     """Where names have no spaces around them, their quotation marks tell."""
-    names = digest_of([user("请使用《数据库设计》和「結果一覧」，订单号 20231107"), said("好的。")], 200, count_tokens)
+    names = digest_of(
+        [user("请使用《数据库设计》和「結果一覧」，订单号 20231107"), answer("好的。")], 200, count_tokens
+    )
     assert {"数据库设计", "結果一覧"} <= set(names.names)
     assert names.numbers == ("20231107",)
 
@@ -164,7 +166,7 @@ def test_a_megabyte_of_anything_costs_a_bounded_number_of_counts(text: str) -> N
         characters += len(piece)
         return count_tokens(piece)
 
-    digest = digest_of([user(text), result(text), said(text)], 300, watched)
+    digest = digest_of([user(text), result(text), answer(text)], 300, watched)
     assert calls <= 300
     assert characters <= 3_000
     assert all(len(name) <= 160 for name in digest.names)
@@ -231,8 +233,8 @@ def test_tokens_are_counted_only_of_names_that_may_be_shown() -> None:
 @given(st.text(st.sampled_from("aZ09é_-./:\\~@+ ,\"'(「」\n"), max_size=60))
 def test_text_is_split_alike_with_and_without_other_scripts(text: str) -> None:
     """A character of another script behind a text changes nothing in the names before it."""
-    with_another = digest_of([said(f"{text} ж")], 200, count_tokens)
-    assert digest_of([said(text)], 200, count_tokens) == with_another
+    with_another = digest_of([answer(f"{text} ж")], 200, count_tokens)
+    assert digest_of([answer(text)], 200, count_tokens) == with_another
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_text_is_split_alike_with_and_without_other_scripts(text: str) -> None:
 )
 def test_the_names_in_a_piece_of_text(piece: str, names: set[str]) -> None:
     """A path with a line number is a path and a number; plain words are no names."""
-    digest = digest_of([said(piece)], 200, count_tokens)
+    digest = digest_of([answer(piece)], 200, count_tokens)
     assert {*digest.names, *digest.numbers} == names
 
 
@@ -359,7 +361,7 @@ def test_a_digest_says_what_it_takes(messages: list[dict[str, object]], tokens: 
 
 def test_old_results_are_not_searched_if_the_newer_ones_have_many_more_names_than_fit() -> None:
     """What users and models wrote is searched all the same."""
-    old = [user("Look at src/cache/evict_rows.py"), said("It is flush_rows."), *[result("see old_result")] * 9]
+    old = [user("Look at src/cache/evict_rows.py"), answer("It is flush_rows."), *[result("see old_result")] * 9]
     new = result(" ".join(f"name_{at}" for at in range(LEAST_SEARCHED)))
     names = digest_of([*old, new], 1_000, count_tokens).names
     assert names[:2] == ("flush_rows", "src/cache/evict_rows.py")

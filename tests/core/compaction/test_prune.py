@@ -235,12 +235,12 @@ def test_the_oldest_go_in_order_until_it_is_enough() -> None:
     items = agent("TodoWrite", "Read", "lookup", "Bash", tokens=500)
     pairs = pairs_of(items, 0, len(items))
 
-    def gone(over: int) -> list[int] | None:
+    def removed_rounds(over: int) -> list[int] | None:
         found = oldest_results(pairs, items, over)
         return None if found is None else [swap.index // 2 - 1 for swap in found]
 
-    assert [gone(over) for over in (0, 1, 300, 600, 1000)] == [[], [0], [0], [0, 1], [0, 1, 2]]
-    assert gone(5000) is None
+    assert [removed_rounds(over) for over in (0, 1, 300, 600, 1000)] == [[], [0], [0], [0, 1], [0, 1, 2]]
+    assert removed_rounds(5000) is None
     short = agent("Read", "Read", tokens=60)
     assert oldest_results(pairs_of(short, 0, len(short)), short, 1) is None
 

@@ -19,7 +19,7 @@ from tests.support.engine_fixtures import count_tokens
 OPENER = "Let me look at that now."
 
 
-def spoken(text: str, *calls: tuple[str, str]) -> ItemText:
+def answer(text: str, *calls: tuple[str, str]) -> ItemText:
     return ItemText("assistant", text, calls)
 
 
@@ -40,15 +40,15 @@ def steps_in(rounds: Sequence[Round], known: str = "", talk: TalkRules = NO_TALK
 def test_a_line_is_the_sentence_that_says_most() -> None:
     """A sentence of one round wins over a sentence that every round has."""
     facts = ["The mutex is released twice.", "Postgres drops the advisory lock.", "A retry hides the timeout."]
-    lines = steps_of(*(spoken(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(30)
+    lines = steps_of(*(answer(f"{OPENER} {fact} {OPENER}") for fact in facts)).lines(30)
     assert lines == facts
 
 
 def test_a_round_that_says_much_has_a_line_before_newer_ones() -> None:
     """Behind the newest rounds room goes to what says most, however old it is; calls alone have what is left."""
     fact = "Postgres drops the advisory lock."
-    silent = spoken("", ("run", '{"command": "make"}'))
-    rounds = [*[silent] * 21, spoken(fact), *[silent] * 20]
+    silent = answer("", ("run", '{"command": "make"}'))
+    rounds = [*[silent] * 21, answer(fact), *[silent] * 20]
     lines = steps_of(*rounds).lines(60)
     assert lines[21] == fact
     shown = [at for at, line in enumerate(lines) if line]
@@ -58,15 +58,15 @@ def test_a_round_that_says_much_has_a_line_before_newer_ones() -> None:
 def test_a_sentence_is_said_once() -> None:
     """A round whose words another one says has its calls alone."""
     call = ("run", '{"command": "make"}')
-    lines = steps_of(spoken(OPENER, call), spoken(OPENER, call), spoken(OPENER, call)).lines(200)
+    lines = steps_of(answer(OPENER, call), answer(OPENER, call), answer(OPENER, call)).lines(200)
     assert lines == ["run(make)", "run(make)", f"{OPENER} -> run(make)"]
 
 
 def test_words_that_are_shown_already_count_for_nothing() -> None:
     """A sentence of the pins is not said again if the round says something else too."""
     first, second = "The mutex is released twice.", "Gradle caches the manifest."
-    entry = spoken(f"{first} {second}")
-    assert steps_of(entry, spoken(OPENER), known=first).lines(200)[0] == second
+    entry = answer(f"{first} {second}")
+    assert steps_of(entry, answer(OPENER), known=first).lines(200)[0] == second
 
 
 def test_further_sentences_are_those_that_say_most() -> None:
@@ -74,7 +74,7 @@ def test_further_sentences_are_those_that_say_most() -> None:
     text = (
         f"Alpha beta gamma delta. {OPENER} Kubernetes evicted pods overnight. {OPENER} Certificates expired yesterday."
     )
-    steps = steps_of(spoken(OPENER), spoken(text), spoken(OPENER))
+    steps = steps_of(answer(OPENER), answer(text), answer(OPENER))
     longer = steps.lines(40)
     steps.extend(40)
     assert "Kubernetes evicted pods overnight." in longer[1]
@@ -85,8 +85,8 @@ def test_further_sentences_are_those_that_say_most() -> None:
 
 def test_a_sentence_before_the_user_speaks_is_worth_more() -> None:
     """Of two rounds that say equally much, the one that was answered is given the room, in any language."""
-    silent = [spoken("")] * 8
-    rounds = [spoken("Tunaendelea haraka kufanya."), spoken("Tumemaliza kabisa shughuli.")]
+    silent = [answer("")] * 8
+    rounds = [answer("Tunaendelea haraka kufanya."), answer("Tumemaliza kabisa shughuli.")]
     plain = steps_of(*silent, *rounds)
     answered = steps_of(*silent, rounds[0], ItemText("user", "?"), rounds[1])
     plain.extend(14)
@@ -99,12 +99,12 @@ def test_a_conclusion_is_worth_more() -> None:
     """Of two sentences with as many new words, the one that constrains is shown, though it is longer."""
     plain, concluding = "Locks drop rows fast.", "You must never ever touch it."
     for text in (f"{plain} {concluding}", f"{concluding} {plain}"):
-        assert steps_of(spoken(text)).lines(12) == [concluding]
+        assert steps_of(answer(text)).lines(12) == [concluding]
 
 
 def test_a_silent_round_shows_its_calls() -> None:
     """A round without words is its calls with their first arguments."""
-    assert steps_of(spoken("", ("run", '{"command": "make"}'))).lines(50) == ["run(make)"]
+    assert steps_of(answer("", ("run", '{"command": "make"}'))).lines(50) == ["run(make)"]
 
 
 @given(st.lists(st.builds(ItemText, st.just("assistant"), st.text(max_size=60)), max_size=20), st.integers(0, 80))
@@ -124,7 +124,7 @@ def test_steps_keep_to_their_room(entries: list[ItemText], tokens: int) -> None:
 def test_old_rounds_beyond_the_most_cost_nothing() -> None:
     """Of thousands of rounds the newest are looked through, and the first."""
     texts = [f"Plain {word(at)} {word(at * 31 + 7)} there." for at in range(MOST_ROUNDS * 4)]
-    steps = steps_of(*map(spoken, texts))
+    steps = steps_of(*map(answer, texts))
     longer = steps.lines(100)
     steps.extend(100_000)
     shown = [at for at, line in enumerate(longer) if line]
@@ -134,8 +134,8 @@ def test_old_rounds_beyond_the_most_cost_nothing() -> None:
 
 def test_a_call_says_how_it_ended() -> None:
     """Its outcome stands behind its argument; where nothing is known, nothing does."""
-    entry = spoken("", ("Bash", '{"command": "mix test"}'), ("Read", '{"path": "a.py"}'), ("Edit", '{"path": "b.py"}'))
-    rounds = rounds_of([spoken(OPENER), entry], ["2 failures", "", "failed"])
+    entry = answer("", ("Bash", '{"command": "mix test"}'), ("Read", '{"path": "a.py"}'), ("Edit", '{"path": "b.py"}'))
+    rounds = rounds_of([answer(OPENER), entry], ["2 failures", "", "failed"])
     assert steps_in(rounds).lines(200)[1] == "Bash(mix test): 2 failures, Read(a.py), Edit(b.py): failed"
 
 
@@ -194,7 +194,7 @@ def test_the_newest_words_are_never_overtaken(texts: list[list[str]]) -> None:
 def test_what_holds_has_the_room_before_what_was_overtaken() -> None:
     """A round's line is the sentence that still holds, though an intent beside it says a little more."""
     intent, fact = "Let me rewrite parsers quickly.", "It is the tokens: it leaks a lot."
-    rounds = rounds_of([spoken(f"{intent} {fact}", ("bash", "{}")), spoken("")])
+    rounds = rounds_of([answer(f"{intent} {fact}", ("bash", "{}")), answer("")])
     assert steps_in(rounds).lines(18)[0].startswith(intent)
     assert steps_in(rounds, talk=TALK).lines(18)[0].startswith(fact)
 

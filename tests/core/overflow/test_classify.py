@@ -23,7 +23,7 @@ def error(message: str, **members: object) -> bytes:
     return json.dumps({"error": {"message": message, **members}}).encode()
 
 
-def said(message: str, status: int = 400, counted: int | None = None, **members: object) -> Overflow | None:
+def read(message: str, status: int = 400, counted: int | None = None, **members: object) -> Overflow | None:
     prior = NO_PRIOR if counted is None else Prior(counted, window=2 * counted)
     return classifier().answer(status, (), error(message, **members), prior)
 
@@ -69,7 +69,7 @@ def test_errors_that_people_met(one: ReportedError) -> None:
 @pytest.mark.parametrize("status", [400, 404, 413, 422, 424, 429, 500, 502, 503])
 def test_statuses_an_overflow_comes_with(status: int) -> None:
     """A sentence about the window means the same under every status that gateways give it."""
-    found = said(CLEAR, status)
+    found = read(CLEAR, status)
     assert found is not None
     assert (found.kind, found.limit, found.prompt) == ("input", 4097, 5000)
 
@@ -77,21 +77,21 @@ def test_statuses_an_overflow_comes_with(status: int) -> None:
 @pytest.mark.parametrize("status", [401, 402, 403])
 def test_who_asks_and_who_pays(status: int) -> None:
     """Where credentials or credit are the trouble only a code is believed."""
-    assert said(CLEAR, status) is None
-    assert said(CLEAR, status, code="context_length_exceeded") is not None
+    assert read(CLEAR, status) is None
+    assert read(CLEAR, status, code="context_length_exceeded") is not None
 
 
 @pytest.mark.parametrize("words", ["Rate limit reached", "exceeds 40000 tokens per min", "quota", "(TPM): Limit 3"])
 def test_pace_is_no_length(words: str) -> None:
     """An error that speaks of pace and of nothing else is a rate limit."""
-    found = said(f"Request too large: {words}. Limit 8000, Requested 9000. Please reduce the prompt.", 429)
+    found = read(f"Request too large: {words}. Limit 8000, Requested 9000. Please reduce the prompt.", 429)
     assert found is not None
     assert (found.kind, found.too_long, found.window) == ("rate_limit", False, None)
 
 
 def test_an_option_of_the_server_is_no_conversation() -> None:
     """A window that the server was asked to set up, and cannot, says nothing of the request's length."""
-    assert said("invalid option: num_ctx 262144 exceeds the maximum context length of 131072") is None
+    assert read("invalid option: num_ctx 262144 exceeds the maximum context length of 131072") is None
 
 
 def test_an_unlikely_claim_needs_a_code() -> None:
@@ -99,19 +99,19 @@ def test_an_unlikely_claim_needs_a_code() -> None:
     limit = 10_000
     alone = f"maximum context length is {limit} tokens, you requested 12000 tokens"
     low, enough = int(UNCORROBORATED * limit) - 1, int(UNCORROBORATED * limit)
-    assert said(alone, counted=low) is None
-    assert said(alone, counted=enough) is not None
-    assert said(alone) is not None
-    assert said(alone, counted=1, code="context_length_exceeded") is not None
+    assert read(alone, counted=low) is None
+    assert read(alone, counted=enough) is not None
+    assert read(alone) is not None
+    assert read(alone, counted=1, code="context_length_exceeded") is not None
     split = f"{alone} (1 in the messages, 11999 in the completion)."
-    found = said(split, counted=1)
+    found = read(split, counted=1)
     assert found is not None
     assert (found.kind, found.prompt, found.output) == ("input_plus_output", 1, 11_999)
 
 
 def test_no_figures_nothing_to_corroborate() -> None:
     """A sentence without a limit is believed whatever was counted, and so is what is no overflow."""
-    assert said("Your input exceeds the context window of this model.", counted=1) is not None
+    assert read("Your input exceeds the context window of this model.", counted=1) is not None
     capped = Overflow("output_cap", 4096)
     assert check_claim(capped, Prior(1)) is capped
     assert check_claim(None, Prior(1)) is None
@@ -119,7 +119,7 @@ def test_no_figures_nothing_to_corroborate() -> None:
 
 def test_the_input_alone_may_be_too_long() -> None:
     """Where the prompt exceeds the limit without any output, lowering the output would not help."""
-    found = said(
+    found = read(
         "maximum context length is 100 tokens. However, you requested 350 tokens (150 in the messages, 200 in the "
         "completion)."
     )
@@ -130,7 +130,7 @@ def test_the_input_alone_may_be_too_long() -> None:
 @pytest.mark.parametrize("code", ["context_length_exceeded", "bad_request"])
 def test_a_limit_alone(code: str) -> None:
     """An error that names the window and complains of nothing in known words is about the window."""
-    found = said("This model's maximum context length is 6000 tokens. However, you sent more.", code=code)
+    found = read("This model's maximum context length is 6000 tokens. However, you sent more.", code=code)
     assert found is not None
     assert (found.kind, found.limit) == ("input", 6000)
 
@@ -203,7 +203,7 @@ def test_caps_in_characters(place: str, kind: str | None) -> None:
     """A message over its cap in characters can be made smaller; any other field cannot."""
     words = f"Invalid '{place}': string too long. Expected a string with maximum length 10, but got one with 12000."
     for members in ({}, {"param": place, "code": "string_above_max_length"}):
-        found = said(words, **members)
+        found = read(words, **members)
         assert (found and found.kind) == kind
         assert found is None or found.limit is None
 
@@ -333,6 +333,6 @@ def test_figures_are_read_exactly(limit: int, above: int, separated: bool) -> No
         f"Input length ({shown[1]}) exceeds maximum context length ({shown[0]}).",
         f"上下文长度为{shown[0]}，输入{shown[1]}个token，超过限制",
     ):
-        found = said(words)
+        found = read(words)
         assert found is not None, words
         assert (found.limit, found.prompt) == (limit, limit + above), words

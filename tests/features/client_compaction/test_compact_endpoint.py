@@ -20,7 +20,7 @@ from proxy.features.client_compaction.compact_endpoint import (
     response,
 )
 from proxy.features.client_compaction.compaction_item import OpenedBody, open_items
-from tests.e2e.test_client_compaction import asked
+from tests.e2e.test_client_compaction import next_request
 from tests.support.api_formats import text_of
 from tests.support.engine_fixtures import TENANT, Replica, count_tokens
 from tests.support.sample_conversations import AGENT_TASK, agent_session, chat_turn, log
@@ -50,7 +50,7 @@ def item_of(replica: Replica, compaction: OwnCompaction) -> dict[str, str]:
 async def test_a_compaction_holds_what_matters_and_is_small() -> None:
     """Instructions of the user, names and steps are in it; it fits its share whatever the size of the conversation."""
     replica = Replica()
-    body = asked("responses", agent_session(60, 400))
+    body = next_request("responses", agent_session(60, 400))
     found = await made(replica, {**body, "input": [*body["input"], TRIGGER]})
     assert AGENT_TASK in found.text
     assert "read_file" in found.text
@@ -64,7 +64,7 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
     """The newest messages of the user stay as they are; older ones are in the text."""
     replica = Replica()
     talk = [message for turn in range(20) for message in chat_turn(turn, 150)]
-    body = asked("responses", talk)
+    body = next_request("responses", talk)
     found = await made(replica, body, "endpoint")
     verbatim = [json.loads(raw) for raw in found.user_items]
     users = [item for item in body["input"] if item.get("role") == "user"]
@@ -84,9 +84,11 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
 async def test_a_second_compaction_carries_the_first_on() -> None:
     """The content of the first one is in the second, as a summary and not as words of the user."""
     replica = Replica()
-    first = await made(replica, asked("responses", [{"role": "user", "content": "The port is 50713, remember it."}]))
+    first = await made(
+        replica, next_request("responses", [{"role": "user", "content": "The port is 50713, remember it."}])
+    )
     item = item_of(replica, first)
-    body = asked("responses", agent_session(30, 400)[1:])
+    body = next_request("responses", agent_session(30, 400)[1:])
     again = await made(replica, {**body, "input": [item, *body["input"], TRIGGER]}, "endpoint")
     assert "50713" in again.text
     assert not any(b"50713" in raw for raw in again.user_items)

@@ -17,7 +17,7 @@ from proxy.engine.run import Run
 from proxy.features.client_compaction.compact_endpoint import Kind
 from proxy.features.client_compaction.compaction_item import open_items, pack
 from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction, is_unable
-from tests.e2e.test_client_compaction import asked
+from tests.e2e.test_client_compaction import next_request
 from tests.features.client_compaction.test_summary_answer import Ready
 from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import agent_session
@@ -43,7 +43,7 @@ async def test_a_ready_summary_is_in_the_compaction(share: float, spent: int) ->
     feature = ClientCompaction(
         replica.reader, replica.book, replica.compactions, replica.catalogue.resolve, Shares(), time.time, own
     )
-    body = asked("responses", agent_session(40, 300))
+    body = next_request("responses", agent_session(40, 300))
     request = Request("responses", json.dumps(body).encode(), TENANT, "r", purpose="compact")
     outcome = await feature.answer(request, BoundEngine(replica.engine, Run(request, time.monotonic)))
     assert isinstance(outcome, Answer)

@@ -29,7 +29,7 @@ METER = Meter(count_tokens, prices("m"))
 RESULT = 300
 
 
-def talk(rounds: int, parallel: int = 1) -> tuple[list[dict[str, Any]], list[Item]]:
+def session(rounds: int, parallel: int = 1) -> tuple[list[dict[str, Any]], list[Item]]:
     """A session in the form of Messages, and its items."""
     found = to_messages(agent_session(rounds, RESULT, parallel))
     return found, [messages.read_item(json.dumps(message).encode(), METER) for message in found]
@@ -39,8 +39,8 @@ def ids(names: range, parallel: int = 1) -> set[str]:
     return {f"call_{at}_{number}" for at in names for number in range(parallel)}
 
 
-def gone(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, bool]:
-    decoded, items = talk(rounds, parallel)
+def cleared(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, bool]:
+    decoded, items = session(rounds, parallel)
     return cleared_tool_uses(100, items, decoded, clearing)
 
 
@@ -60,14 +60,14 @@ def gone(rounds: int, clearing: ClearToolUses, parallel: int = 1) -> dict[str, b
 )
 def test_the_oldest_go_once_the_trigger_is_passed(clearing: ClearToolUses, remaining: range) -> None:
     """Trigger, keep, clear_at_least and exclude_tools do what they say; inputs stay unless they were named."""
-    found = gone(20, clearing)
+    found = cleared(20, clearing)
     assert set(found) == ids(range(1, 21)) - ids(remaining)
     assert not any(found.values())
 
 
 def test_parallel_results_count_one_by_one() -> None:
     """Of one message with several results some may go and some stay."""
-    assert set(gone(4, ClearToolUses(1, keep=5), 4)) == ids(range(1, 3), 4) | {"call_3_0", "call_3_1", "call_3_2"}
+    assert set(cleared(4, ClearToolUses(1, keep=5), 4)) == ids(range(1, 3), 4) | {"call_3_0", "call_3_1", "call_3_2"}
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_parallel_results_count_one_by_one() -> None:
 )
 def test_inputs_are_cleared_if_requested(inputs: frozenset[str] | None, too: bool) -> None:
     """All inputs, or those of the tools that were named."""
-    assert set(gone(20, ClearToolUses(1, inputs=inputs)).values()) == {too}
+    assert set(cleared(20, ClearToolUses(1, inputs=inputs)).values()) == {too}
 
 
 @given(st.integers(600, 6000), st.integers(0, 4), st.integers(0, 1500))
 def test_what_was_cleared_stays_so(tokens: int, keep: int, at_least: int) -> None:
     """The longer conversation clears what the shorter one did."""
     clearing = ClearToolUses(tokens, keep=keep, at_least=at_least)
-    decoded, items = talk(14)
+    decoded, items = session(14)
     before: dict[str, bool] = {}
     for end in range(1, len(decoded) + 1, 2):
         found = cleared_tool_uses(100, items[:end], decoded[:end], clearing)

@@ -40,7 +40,7 @@ REFUSALS = (
 )
 
 
-def talk(api: str, stream: bool = False) -> dict[str, Any]:
+def long_request(api: str, stream: bool = False) -> dict[str, Any]:
     """A talk that is longer than its window, whose fourth turn says what nothing else does, too long to quote."""
     turns = [{"role": role, "content": prose(at, 150)} for at in range(72) for role in ("user", "assistant")]
     turns[3] = {"role": "assistant", "content": f"{prose(1, 300).replace('.', ',')} and {SAID} {prose(2, 60)}"}
@@ -54,7 +54,7 @@ def talk(api: str, stream: bool = False) -> dict[str, Any]:
 async def test_a_chat_without_tools_recalls_too(start_recall: StartRecall, api: str, stream: bool) -> None:
     """The model gets the tool, and the client one answer without a trace of it."""
     server, proxy = await start(start_recall, api, Answer("Let me look.", (LOOK,)), Answer("It is kingfisher."))
-    answered = read_answer(api, await proxy.ask(api, talk(api, stream)), stream)
+    answered = read_answer(api, await proxy.ask(api, long_request(api, stream)), stream)
     assert answered.text.replace("\n", "") == "Let me look.It is kingfisher."
     assert [seen.verdict for seen in server.seen] == ["ok", "ok"]
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, True]
@@ -72,7 +72,7 @@ async def test_a_model_without_tools_is_called_again_without_it(
     """The client gets the answer; the next request does not offer the tool any more."""
     server, proxy = await start(start_recall, api, Answer("It is so."))
     server.fail(error(status, message))
-    answer = await proxy.ask(api, talk(api, stream))
+    answer = await proxy.ask(api, long_request(api, stream))
     assert read_answer(api, answer, stream).text == "It is so."
     assert "recall" not in answer.headers["x-ullage-stages"] or stream
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, False]
@@ -80,7 +80,7 @@ async def test_a_model_without_tools_is_called_again_without_it(
     assert "tools" not in server.seen[1].parsed
     assert proxy.reports[0].retries == 1
     assert "recall" not in proxy.reports[0].stages
-    read_answer(api, await proxy.ask(api, talk(api, stream)), stream)
+    read_answer(api, await proxy.ask(api, long_request(api, stream)), stream)
     assert len(server.seen) == 3
     assert NAME not in server.seen[2].body.decode()
 
@@ -92,7 +92,7 @@ async def test_other_errors_pass_as_they_came(start_recall: StartRecall, api: st
     for status, message in ((400, "The temperature is out of range."), (429, "Too many tool calls.")):
         fault = error(status, message)
         server.fail(fault)
-        answer = await proxy.ask(api, talk(api))
+        answer = await proxy.ask(api, long_request(api))
         assert (answer.status_code, answer.content) == (status, fault.body)
     assert [NAME in seen.body.decode() for seen in server.seen] == [True, True]
 
@@ -112,6 +112,6 @@ async def test_switched_off_a_chat_without_tools_is_not_offered_it(start_recall:
     """``without_tools: false``."""
     recall = {"enabled": True, "without_tools": False}
     server, proxy = await start_recall("chat", Answer("Yes."), **{**ROOM, "compression": {"recall": recall}})
-    read_answer("chat", await proxy.ask("chat", talk("chat")), False)
+    read_answer("chat", await proxy.ask("chat", long_request("chat")), False)
     assert "tools" not in server.seen[0].parsed
     assert "fold" in proxy.reports[0].stages
