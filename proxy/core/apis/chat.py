@@ -23,7 +23,7 @@ from proxy.core.apis.json_edit import (
     quoted,
     with_content,
 )
-from proxy.core.apis.json_steps import ONE_CALL, decode, objects
+from proxy.core.apis.json_steps import decode, is_large, objects
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
@@ -99,7 +99,7 @@ def read_item(raw: bytes, count: Count) -> Item:
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
     try:
-        return _read(message, count, len(raw) > ONE_CALL)
+        return _read(message, count, is_large(raw))
     except RecursionError:
         raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
 

@@ -32,7 +32,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_values,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import ONE_CALL, as_object, decode, dismantle
+from proxy.core.apis.json_steps import as_object, decode, dismantle, is_large
 from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
@@ -110,11 +110,11 @@ def read_item(raw: bytes, count: Count) -> Item:
     """Return the item of one content's bytes. Raises ``InvalidRequest`` if it is no object."""
     content = json_edit.decode_element(raw, LIST)
     try:
-        return _read(content, count, len(raw) > ONE_CALL)
+        return _read(content, count, is_large(raw))
     except RecursionError:
         raise InvalidRequest("An element of 'contents' is nested too deeply.") from None
     finally:
-        if len(raw) > ONE_CALL:
+        if is_large(raw):
             dismantle(content)
 
 
@@ -232,7 +232,7 @@ def read_item_text(raw: bytes) -> ItemText:
         user_text = "\n".join(_texts(parts))
     reasoning = "\n".join(_text(part) for part in parts if part.get("thought"))
     del parts
-    if len(raw) > ONE_CALL:
+    if is_large(raw):
         dismantle(content)
     return ItemText(role, words, calls, media, reasoning, user_text, results)
 

@@ -13,7 +13,16 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_scan import Field, Span, elements, members
-from proxy.core.apis.json_steps import ONE_CALL, UNREADABLE, decode, dismantle, encode_in_steps, parse, spelled
+from proxy.core.apis.json_steps import (
+    ONE_CALL,
+    UNREADABLE,
+    decode,
+    dismantle,
+    encode_in_steps,
+    is_large,
+    parse,
+    spelled,
+)
 from proxy.core.conversation import Count
 from proxy.core.errors import InvalidRequest
 
@@ -167,7 +176,7 @@ def _slots_in(raw: bytes, slots: Callable[[dict[str, Any]], Iterable[Slot]]) -> 
     all_slots: list[Slot] = []
     if isinstance(value, dict):
         all_slots = list(slots(value))
-    if len(raw) > ONE_CALL:
+    if is_large(raw):
         dismantle(value)
     return all_slots
 

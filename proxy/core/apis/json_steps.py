@@ -193,6 +193,17 @@ def _is_whole(piece: bytes) -> bool:
     return True
 
 
+def is_large(raw: bytes) -> bool:
+    """Return True if the JSON *raw* may hold more than ``MOST`` values: those are encoded and freed in steps.
+
+    They are counted from above, in 4 ms for each MB at most: each follows a comma, or the bracket that it is first in.
+    """
+    if len(raw) <= ONE_CALL:
+        return False
+    texts = len(raw) // _TEXT
+    return texts > MOST or texts + raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MOST
+
+
 def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool = False) -> str:
     """Return ``encode(value)`` for parsed JSON, in calls of some ms each; *encode* must write no white space.
 

@@ -25,7 +25,7 @@ from proxy.core.apis.json_edit import (
     with_content,
     with_replaced_contents,
 )
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle
+from proxy.core.apis.json_steps import decode, dismantle, is_large
 from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import prices_of
@@ -73,11 +73,11 @@ def read_item(raw: bytes, count: Count) -> Item:
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
     try:
-        return _read(message, count, len(raw) > ONE_CALL)
+        return _read(message, count, is_large(raw))
     except RecursionError:
         raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
     finally:
-        if len(raw) > ONE_CALL:
+        if is_large(raw):
             dismantle(message)
 
 
@@ -104,7 +104,7 @@ def _tokens(raw: bytes, count: Count) -> int:
     for block in _blocks(message):
         _weigh(block, weight, count)
     _weigh_members(message, weight, count)
-    if len(raw) > ONE_CALL:
+    if is_large(raw):
         dismantle(message)
     return weight.total
 
@@ -210,7 +210,7 @@ def read_item_text(raw: bytes) -> ItemText:
         user_text = "\n".join(_user_texts(blocks))
     text = "\n".join(_words(blocks))
     del blocks
-    if len(raw) > ONE_CALL:
+    if is_large(raw):
         dismantle(message)
     return ItemText(role, text, tuple(calls), tuple(media), "\n".join(thoughts), user_text, tuple(results))
 

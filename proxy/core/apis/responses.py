@@ -29,7 +29,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import ONE_CALL, decode
+from proxy.core.apis.json_steps import decode, is_large
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
@@ -114,7 +114,7 @@ def read_item(raw: bytes, count: Count) -> Item:
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
         return text_item(value, *plain, PER_ITEM, count)
     try:
-        return _read(value, count, len(raw) > ONE_CALL)
+        return _read(value, count, is_large(raw))
     except RecursionError:
         raise InvalidRequest("An element of 'input' is nested too deeply.") from None
 

@@ -19,6 +19,7 @@ from proxy.core.apis.json_steps import (
     decode,
     dismantle,
     encode_in_steps,
+    is_large,
     parse,
     read_fraction,
     read_integer,
@@ -41,6 +42,17 @@ def parses_as_json_does(text: str) -> None:
             parse(text)
     else:
         assert repr(parse(text)) == expected
+
+
+@given(VALUES, st.integers(1, 12), st.booleans())
+def test_what_has_many_values_is_large(value: Any, most: int, spaced: bool) -> None:
+    """Bytes that are not large hold no value that is encoded or freed in steps; small bodies are never counted."""
+    raw = json.dumps(value, separators=(", ", ": ") if spaced else (",", ":")).encode()
+    assert not is_large(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "MOST", most)
+        patch.setattr(json_steps, "ONE_CALL", 0)
+        assert is_large(raw) or not json_steps._large(value)
 
 
 @given(VALUES, st.integers(1, 12), st.integers(1, 4))
