@@ -456,8 +456,10 @@ def connect(
             if write:
                 journal_to_write = journal
             lines = commands.connect(client, chosen, facts, os.environ, journal_to_write)
-    except (commands.ConnectError, OSError) as error:
+    except commands.ConnectError as error:
         fail(REFUSED, str(error))
+    except OSError as error:
+        fail(REFUSED, f"{error.filename}: cannot be changed: {error.strerror}.")
     typer.echo("\n".join(lines))
 
 

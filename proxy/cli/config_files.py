@@ -62,7 +62,7 @@ def dump(document: Any, file_format: Format, original: str = "") -> str:
             indent: str | int = 2
             if (indented := _INDENT.search(original)) is not None:
                 indent = indented[1]
-            return json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
+            return _json(document, indent) + "\n"
         case "toml":
             import tomlkit
 
@@ -73,6 +73,14 @@ def dump(document: Any, file_format: Format, original: str = "") -> str:
             return stream.getvalue()
         case "env":
             return str(document)
+
+
+def _json(document: Any, indent: str | int) -> str:
+    """Return *document* as JSON, with letters as they are, unless half of a surrogate pair is among them."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        return json.dumps(document, indent=indent)  # UTF-8 has no such letter: it stays escaped
+    return text
 
 
 def _yaml() -> Any:

@@ -104,7 +104,7 @@ def write(name: str, file: ClientFile, journal: Path) -> None:
     """Set our values in *file*, which is created if it does not exist. Raises ``ConnectError`` and ``OSError``."""
     text = ""
     if file.path.exists():
-        text = file.path.read_text("utf-8")
+        text = _read_text(file.path)
     document = _parse(text, file)
     values = _apply(file, document)
     changed = config_files.dump(document, file.format, text)
@@ -178,7 +178,7 @@ def undo(name: str, client: Client, journal: Path) -> list[str]:
 
 def _undo_file(path: Path, entry: Mapping[str, Any]) -> list[str]:
     """Restore the file at *path*, or delete it if nothing but our values was in it; return lines for the user."""
-    text = path.read_text("utf-8")
+    text = _read_text(path)
     foreign: list[str] = []
     if entry["before"] is not None and text == entry["after"]:
         restored = entry["before"]
@@ -204,6 +204,14 @@ def _without_our_values(text: str, path: Path, entry: Mapping[str, Any]) -> tupl
     if not document:
         return "", foreign
     return config_files.dump(document, entry["format"], text), foreign
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of *path*, with its line ends as they are. Raises ``ConnectError`` and ``OSError``."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConnectError(f"{path} cannot be read: it is not UTF-8 text. {BY_HAND}") from error
 
 
 def _parse(text: str, file: ClientFile) -> Any:
@@ -242,8 +250,8 @@ def _write_atomically(path: Path, text: str, mode: int | None) -> None:
     # A new file in the same directory, renamed: a client that reads meanwhile sees the old or the new text.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode("utf-8"))
         Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:

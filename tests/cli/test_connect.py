@@ -136,6 +136,40 @@ def test_a_file_that_cannot_be_kept_whole_is_not_touched(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    "content",
+    [b'{"a": "\\ud83d"}', b'{\r\n  "a": 1\r\n}\r\n', '{"名": "値"}'.encode()],
+    ids=["half a surrogate pair", "CRLF", "any letters"],
+)
+def test_every_byte_comes_back(tmp_path: Path, content: bytes) -> None:
+    """What UTF-8 cannot write stays escaped, and an undo restores the file byte for byte."""
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    connect(tmp_path, "claude-code", "--model", "m", "--write")
+    written = json.loads(file.read_bytes())
+    assert {name: written[name] for name in json.loads(content)} == json.loads(content)
+    connect(tmp_path, "claude-code", "--undo")
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b'{"a": "\xe9"}', "it is not UTF-8 text"), (None, "cannot be changed: Is a directory.")]
+)
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    """A file in another encoding, or a directory in its place, is refused in words and stays as it is."""
+    file = tmp_path / ".claude" / "settings.json"
+    file.parent.mkdir()
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    output = connect(tmp_path, "claude-code", "--write", code=1)
+    assert str(file) in output
+    assert reason in output
+    assert content is None or file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
     ("arguments", "output"),
     [
         (["nobody"], "No client is called nobody"),
