@@ -197,7 +197,9 @@ class Access:
         sent = {name: _bearer(headers.by_name[name]) for name in CREDENTIALS if name in headers.by_name}
         matching = {name: key for name, key in sent.items() if self._is_access_key(key)}
         if not matching:
-            raise Unauthorized("Send one of the proxy's access keys as bearer token, x-api-key or x-ullage-key.")
+            raise Unauthorized(
+                "Send one of the proxy's access keys as bearer token, x-api-key, x-goog-api-key or x-ullage-key."
+            )
         # Every header with a key of the proxy: the upstream must see none, and gets its own key instead.
         headers.drop(matching)
         return self._tenant_of(next(iter(matching.values())))
