@@ -456,10 +456,8 @@ def connect(
             if write:
                 journal_to_write = journal
             lines = commands.connect(client, chosen, facts, os.environ, journal_to_write)
-    except commands.ConnectError as error:
-        fail(REFUSED, str(error))
-    except OSError as error:
-        fail(REFUSED, f"{error.filename}: cannot be changed: {error.strerror}.")
+    except (commands.ConnectError, OSError) as error:
+        fail(REFUSED, commands.reason(error))
     typer.echo("\n".join(lines))
 
 

@@ -29,6 +29,13 @@ class ConnectError(Exception):
     """A file that cannot be changed safely; the text has its name, the reason and a remedy."""
 
 
+def reason(error: ConnectError | OSError) -> str:
+    """Return the sentence for the user on a file that was not changed."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: cannot be changed: {error.strerror}."
+    return str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientFile:
     """A client's file on this machine, and the settings to make in it."""
