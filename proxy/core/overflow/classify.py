@@ -11,7 +11,8 @@ The *claim* of an answer is the overflow that it seems to report. It is found in
    themselves do not fit; a rule about the window; words about a rate; any other rule.
 4. A machine-readable code corrects the meaning of the text. A text about the window outweighs a code about a rate.
 5. With a status outside ``FITTING``, a claim counts only if the text is about the window; with one about credentials,
-   only if a code makes it, or if our count exceeds the limit that it states.
+   only if a code makes it, or if our count exceeds the limit that it states, or if it names prompt and window and
+   states no figure.
 6. A text that no rule matches makes a claim if it states exactly two figures; it counts only if they agree with our
    count.
 7. The claim is compared with the facts of the request (``evidence``). If these do not confirm it, the texts are read
@@ -47,8 +48,15 @@ FITTING = frozenset({200, 400, 413, 422, 424, 500, 502})
 With 429 that has to state the limit, too: of the errors collected here none with that status was about a window.
 """
 
-CREDENTIALS = frozenset({401, 402, 403})
-"""Statuses about credentials and payment: with them, only a code or a limit is an overflow."""
+PAYMENT = 402
+"""The status of a lack of credit."""
+
+CREDENTIALS = frozenset({401, PAYMENT, 403})
+"""Statuses about credentials and payment: with them, only a code or a limit below our count is an overflow.
+
+With 401 and 403, a text without figures about the prompt and the window is one, too. Together answers 403:
+https://docs.together.ai/docs/error-codes
+"""
 
 ERROR_HEADERS = ("x-amzn-errortype", "x-error-code", "x-ms-error-code")
 """Headers that hold a code.
@@ -269,14 +277,17 @@ def _claim_by_status(
         figures = StatedFigures()  # they are what they seem if they agree with our count, and else nothing
     figures = _with_members(figures, in_members)
     claim = _overflow(chosen, figures, decisive=decisive)
-    return replace(claim, unlikely=not decisive and (chosen.guessed or status in CREDENTIALS))
+    has_figures = bool(claim.stated) or claim.limit is not None
+    needs_count = chosen.guessed or (status in CREDENTIALS and has_figures)
+    return replace(claim, unlikely=needs_count and not decisive)
 
 
 def _fits(status: int, chosen: _Reading) -> bool:
     """True if an answer with *status* can mean what *chosen* does, without a code that says so."""
     states_window = chosen.strong and chosen.names_window and chosen.figures.limit is not None
     if status in CREDENTIALS:
-        return states_window
+        names_both = chosen.names_input and chosen.names_window and chosen.figures.limit is None
+        return states_window or (names_both and status != PAYMENT)
     if status in FITTING or chosen.means not in _TOO_LONG:
         return True
     if status == 429:
