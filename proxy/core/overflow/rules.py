@@ -20,7 +20,7 @@ NOTIONS: dict[str, str] = {
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
-    "below_zero": "z",
+    "below_zero": "z", "talk": "t",
 }  # fmt: skip
 """The letter of each notion. ``count`` is a figure of something else than tokens, ``below_zero`` a negative one.
 

@@ -278,13 +278,20 @@ def test_credentials_beside_a_text_without_figures(status: int, believed: bool) 
         ({"message": "Session is too big to continue"}, True),
         ({"message": "", "code": "THREAD_TOO_LONG"}, True),
         ({"message": "", "code": "CTX_LEN_EXCEEDED"}, True),
+        ({"message": "Session lifetime exceeded, sign in again"}, False),
+        ({"message": "Session has exceeded its maximum lifetime"}, False),
+        ({"message": "Session limit exceeded"}, False),
+        ({"message": "thread limit reached"}, False),
+        ({"message": "can't start new thread: limit exceeded"}, False),
+        ({"message": "worker thread pool is full"}, False),
+        ({"message": "Maintenance window exceeded"}, False),
         ({"message": "The response exceeds the retention window of 30 days"}, False),
         ({"message": "value too long for type character varying(255)"}, False),
         ({"message": "Response payload size exceeded the maximum of 6291556 bytes"}, False),
     ],
 )
 def test_what_a_conversation_is_called(error: dict[str, str], believed: bool) -> None:
-    """A session, a thread and a KV cache are the conversation; a column and an answer's payload are not."""
+    """A session or a thread that is too long is the conversation, and so is a full KV cache; no more of them is."""
     assert (judged(prior=Prior(9_000), **error) is not None) is believed
 
 
