@@ -345,8 +345,6 @@ def join_written_results(items: Sequence[Item], start: int, with_calls: Callable
     *with_calls* returns the item of an index with the calls in its text, which are looked for only if a result follows.
     Each item depends only on the items before it, so it is the same in every later request.
     """
-    if not any(item.written_result for item in items[start:]):
-        return tuple(items)
     joined = list(items)
     caller = _last_caller(items, start)
     for index in range(start, len(joined)):

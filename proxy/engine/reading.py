@@ -246,13 +246,10 @@ class Reader:
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
             earlier, roles = prefix.items, prefix.roles
         way, scope = (encoding, model, tenant), scope_of(tenant, api_format.API, measure)
-        items = earlier + self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
-
-        def with_calls(index: int) -> Item:
-            text = api_format.read_item_text(located.body[slice(*spans[index])]).text
-            return replace(items[index], written_calls=written_calls(text, self.tools.text_format, self.tools.call))
-
-        items = join_written_results(items, len(earlier), with_calls)
+        new = self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
+        items = earlier + new
+        if any(item.written_result for item in new):
+            items = self._with_joined_results(api_format, located, items, len(earlier))
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
@@ -266,6 +263,17 @@ class Reader:
         fixed = PER_REPLY + tools + roles.system + sum(around.tokens.values())
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
         return CountedBody(located.body, located.scan, items, located.envelope, counts, cached)
+
+    def _with_joined_results(
+        self, api_format: ApiFormat, located: LocatedBody, items: tuple[Item, ...], start: int
+    ) -> tuple[Item, ...]:
+        """Return *items*, with the results from *start* on that are written as text joined to their calls."""
+
+        def with_calls(index: int) -> Item:
+            text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
+            return replace(items[index], written_calls=written_calls(text, self.tools.text_format, self.tools.call))
+
+        return join_written_results(items, start, with_calls)
 
     def _count_members(self, located: LocatedBody, scope: int, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""

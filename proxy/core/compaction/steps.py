@@ -277,6 +277,7 @@ class Steps:
     _sentences: dict[int, list[_Sentence]] = field(default_factory=dict)
     _weights: dict[str, float] = field(default_factory=dict)
     _chosen: dict[int, set[int]] = field(default_factory=dict)
+    _calls: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         total = len(self.rounds)
@@ -388,10 +389,13 @@ class Steps:
                 text = shorten(text, characters)
             parts.append(text)
             last = sentence.index
-        return " -> ".join(filter(None, [" ".join(parts), self._calls(self.rounds[index])]))
+        return " -> ".join(filter(None, [" ".join(parts), self._calls_of(index)]))
 
-    def _calls(self, each: Round) -> str:
+    def _calls_of(self, index: int) -> str:
         """The calls of a round, each with its first argument on one short line, and what is known of its outcome."""
+        if index in self._calls:  # a line is written anew for each of its sentences, and arguments may be long
+            return self._calls[index]
+        each = self.rounds[index]
         calls: list[str] = []
         outcomes = chain(each.outcomes, repeat(""))
         for (name, text), outcome in zip(each.spoken.calls[:MOST_CALLS], outcomes, strict=False):
@@ -400,7 +404,8 @@ class Steps:
             if outcome:
                 call += f": {outcome}"
             calls.append(call)
-        return ", ".join(calls)
+        self._calls[index] = ", ".join(calls)
+        return self._calls[index]
 
 
 def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
