@@ -138,13 +138,24 @@ class TableAccess:
         await asyncio.sleep(pauses[0])
         return await self.run(operation, pauses[1:])
 
-    async def run_or(self, default: D, operation: Operation[T], pauses: Sequence[float] = ()) -> T | D:
-        """Run *operation* as ``run`` does. Return *default* if the store does not answer, which is counted."""
+    async def run_or(
+        self,
+        default: D,
+        operation: Operation[T],
+        pauses: Sequence[float] = (),
+        on_failure: Callable[[], object] | None = None,
+    ) -> T | D:
+        """Run *operation* as ``run`` does. Return *default* if the store does not answer.
+
+        Such a failure is counted, and *on_failure* is called after it.
+        """
         try:
             return await self.run(operation, pauses)
         except Unavailable as error:
             self.count_failure(error)
-            return default
+        if on_failure is not None:
+            on_failure()
+        return default
 
     async def run_or_raise(self, operation: Operation[T], pauses: Sequence[float] = ()) -> T:
         """Run *operation* as ``run`` does. Raises ``StoreUnavailable`` if the store does not answer, and counts it."""
@@ -161,21 +172,8 @@ class TableAccess:
         pauses: Sequence[float] = (),
         on_failure: Callable[[], object] | None = None,
     ) -> None:
-        """Run *operation* as ``run`` does, as a task called *name*.
-
-        A failure is counted, and *on_failure* is called after it.
-        """
-        self._spawn(self._run_and_count(operation, pauses, on_failure), name)
-
-    async def _run_and_count(
-        self, operation: Operation[Any], pauses: Sequence[float], on_failure: Callable[[], object] | None
-    ) -> None:
-        try:
-            await self.run(operation, pauses)
-        except Unavailable as error:
-            self.count_failure(error)
-            if on_failure is not None:
-                on_failure()
+        """Run *operation* as ``run_or`` does, as a task called *name*."""
+        self._spawn(self.run_or(None, operation, pauses, on_failure), name)
 
     def log_other_version(self, records: str, version: int) -> None:
         """Log once for each *version* that *records* of another version of the proxy are neither read nor changed."""
