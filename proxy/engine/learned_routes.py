@@ -302,11 +302,11 @@ class LearnedRoutes:
         if sent.is_text and is_truncated(learned.calibration, counted, reported):
             self._learn_silent_cut(sent, learned, reported)
             return True
-        credible = reported * is_credible(counted, reported, plain=sent.is_text)  # 0 if it cannot be true
-        if sent.is_counted and not credible:
+        if is_credible(counted, reported, plain=sent.is_text):
+            if reported > self._served.get((route.learned_key, tenant), 0):
+                self._served[route.learned_key, tenant] = reported
+        elif sent.is_counted:
             return False
-        if credible > self._served.get((route.learned_key, tenant), 0):
-            self._served[route.learned_key, tenant] = credible
         calibration = learned.calibration
         if sent.is_counted:
             self._anchors[route.name, sent.prefix_hash] = UsageAnchor(counted, reported, sent.boundary)
