@@ -303,8 +303,7 @@ class LearnedRoutes:
             self._learn_silent_cut(sent, learned, reported)
             return True
         if is_credible(counted, reported, plain=sent.is_text):
-            if reported > self._served.get((route.learned_key, tenant), 0):
-                self._served[route.learned_key, tenant] = reported
+            self._remember_served(route, tenant, reported)
         elif sent.is_counted:
             return False
         calibration = learned.calibration
@@ -322,6 +321,12 @@ class LearnedRoutes:
             learned = LearnedRoute(calibration, learned.learned_window)
             self._cached[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
         return False
+
+    def _remember_served(self, route: Route, tenant: bytes, reported: int) -> None:
+        """Remember the *reported* tokens of an answered prompt if no larger one was answered lately."""
+        # Only a larger one may renew the entry, or small prompts would keep a figure that no answer supports any more.
+        if reported > self._served.get((route.learned_key, tenant), 0):
+            self._served[route.learned_key, tenant] = reported
 
     def served_lately(self, route: Route, tenant: bytes) -> int | None:
         """Return the tokens of the largest prompt that *route* answered lately; None since it last refused one.
