@@ -182,7 +182,7 @@ class ResponsesSocket:
     ) -> None:
         """*reader* counts the bytes of the conversation as those of the caller.
 
-        *faults* are told faults of our own, with *request_id*.
+        *faults* reports faults of our own, under *request_id*.
         """
         self._faults = faults
         self._request_id = request_id

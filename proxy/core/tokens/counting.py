@@ -330,7 +330,10 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
                 return self.text(text)
             total = 0
             for piece in long_paragraphs(text, self.again_from):
-                total += self.again(piece) if len(piece) >= self.again_from else self.text(piece)
+                count = self.text
+                if len(piece) >= self.again_from:
+                    count = self.again
+                total += count(piece)
             return total
         size = self.short.get(text)
         if size is None:
@@ -346,7 +349,9 @@ def total_tokens(texts: Iterable[str], count: Count) -> int:
         return sum(map(count, texts))
     total, remembered = 0, count.short
     for text in texts:
-        size = remembered.get(text) if len(text) <= SHORT else None
+        size = None
+        if len(text) <= SHORT:  # a longer one is not there, and its hash would take time
+            size = remembered.get(text)
         if size is None:
             size = count(text)
         total += size
