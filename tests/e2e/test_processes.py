@@ -267,7 +267,11 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
     stream = asyncio.ensure_future(read_stream(front, begun))
     await begun.wait()
     os.kill(front.pid, signal.SIGTERM)
-    await asyncio.sleep(0.5)
+    # Two signals that arrive before either is handled are one: https://man7.org/linux/man-pages/man7/signal.7.html
+    await until(lambda: len(processes_below(home)) == count)  # beside a parent, only the worker with the stream is left
+    async with asyncio.timeout(60):
+        while (await connected(front, "GET", "/health/ready")).status_code != 503:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
     assert front.process is not None
     assert front.process.poll() is None, "it did not wait for the stream"
     os.kill(front.pid, signal.SIGTERM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,6 +159,17 @@ class RunningServer:
         return await self.ask("POST", "/v1/chat/completions", body, "Content-Type: application/json", *headers)
 
 
+def abort(writers: Iterable[asyncio.StreamWriter]) -> None:
+    """End those of the connections that are still open.
+
+    A transport that was closed before all of its bytes had left cannot be aborted once they have: it no longer has its
+    loop (https://github.com/agronholm/anyio/issues/1250).
+    """
+    for writer in writers:
+        if writer.get_extra_info("socket").fileno() >= 0:
+            writer.transport.abort()
+
+
 @contextlib.asynccontextmanager
 async def listening(stage: ScriptedServer) -> AsyncIterator[int]:
     """The stage's port while it listens."""
@@ -183,8 +194,7 @@ async def listening(stage: ScriptedServer) -> AsyncIterator[int]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in writers:
-            writer.transport.abort()
+        abort(writers)
         await asyncio.sleep(0)
 
 
@@ -233,8 +243,7 @@ async def running_server(
             built = RunningServer(server, stage, engine, upstream, at, reports, models, register)
             yield built
         finally:
-            for writer in built.writers:
-                writer.transport.abort()
+            abort(built.writers)
             await server.close()
             await upstream.close()
 
