@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import yaml
 from proxy.features.settings import AllSettings
 from proxy.reload import ConfigSource, changed_keys, needs_restart, with_fixed
 from proxy.settings import Settings, load
-from tests.support.proxy_process import ROOT
+from tests.support.forked_ullage import run_ullage
 
 UPSTREAMS = [{"name": "a", "base_url": "http://127.0.0.1:1/v1", "api_key": "first-secret"}]
 
@@ -90,9 +88,7 @@ def test_a_refused_file_changes_nothing_and_says_what_check_says(tmp_path: Path,
     file.write_text(broken)
     loaded = read.read()
     assert (loaded.settings, loaded.state.generation) == (None, 1)
-    command = [sys.executable, "-m", "proxy.cli", "check", str(file)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    checked = subprocess.run(command, capture_output=True, text=True, env=environment, check=False).stderr
+    checked = run_ullage("check", str(file)).stderr
     for problem in loaded.state.problems:
         assert problem in checked
     assert loaded.state.problems

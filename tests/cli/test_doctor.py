@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from tests.conftest import StartStub
 from tests.stub import Fault, Stub
 from tests.stub.faults import error
 from tests.stub.tokens import request_tokens
+from tests.support.forked_ullage import run_ullage
 from tests.support.ports import free_port
-from tests.support.proxy_process import ROOT
 
 
 def settings(url: str, **upstream: Any) -> Settings:
@@ -202,8 +201,7 @@ async def test_the_command(stub: StartStub) -> None:
     server = await stub(windows={"house-model": 8_192}, tells=True)
 
     def run(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "proxy.cli", "doctor", "--upstream", server.url, *flags]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return run_ullage("doctor", "--upstream", server.url, *flags)
 
     ran = await asyncio.to_thread(run)
     assert ran.returncode == 0, ran.stderr

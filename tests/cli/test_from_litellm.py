@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import yaml
 from proxy.cli.from_litellm import convert, to_yaml
 from proxy.features.settings import AllSettings
 from proxy.settings import load
-from tests.support.proxy_process import ROOT
+from tests.support.forked_ullage import run_ullage
 
 
 def variables_in(text: str) -> list[str]:
@@ -205,13 +202,11 @@ def test_check_prints_the_configuration_and_the_notes(tmp_path: Path) -> None:
     """The file on standard output, the rest on standard error; a wrong file exits 1."""
     file = tmp_path / "litellm.yaml"
     file.write_text(CONFIG)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "proxy.cli", "check", "--from-litellm", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_ullage("check", "--from-litellm", str(file))
     assert (done.returncode, yaml.safe_load(done.stdout)) == (0, converted()[0])
     assert "litellm_settings.cache: no counterpart" in done.stderr
     file.write_text("x: 1\n")
-    refused = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    refused = run_ullage("check", "--from-litellm", str(file))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "has no model_list" in refused.stderr
 

@@ -32,6 +32,7 @@ from proxy.cli.top import (
     read,
 )
 from tests.conftest import StartProxy, StartStub
+from tests.support.forked_ullage import run_ullage
 from tests.support.ports import free_port
 from tests.support.proxy_process import Client
 from tests.support.sample_conversations import agent_session
@@ -161,11 +162,9 @@ async def test_a_running_proxy_is_watched(stub: StartStub, proxy: StartProxy) ->
     async with Client(front.url, api_key="k") as client:
         for rounds in (3, 30):
             await client.chat.completions.create(model="m", messages=agent_session(rounds, 300))
-    command = [sys.executable, "-m", "proxy.cli", "top", "--url", front.root]
-    environment = {**os.environ, "ADMIN": KEY}
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        return run_ullage("top", "--url", front.root, *more, environment={"ADMIN": KEY})
 
     await asyncio.sleep(1.1)  # requests under way are counted once a second
     ran = await asyncio.to_thread(run, "--key-env", "ADMIN")

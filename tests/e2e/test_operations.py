@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Fault
 from tests.stub.faults import error
+from tests.support.forked_ullage import run_ullage
 from tests.support.loopback import loopback_client
 from tests.support.process_inspection import log_lines, metrics, request_lines, total
 from tests.support.proxy_process import ROOT, until
@@ -263,16 +262,6 @@ async def test_a_budget_log_that_cannot_be_written_is_named_at_the_start(tmp_pat
     (tmp_path / "file").write_text("")
     config = tmp_path / "ullage.yaml"
     config.write_text(f"telemetry: {{budget_log: {{path: {tmp_path}/file/b.jsonl}}}}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "proxy.cli",
-        "serve",
-        "--config",
-        str(config),
-        "--upstream",
-        "http://127.0.0.1:9/v1",
-    ]
-    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = await asyncio.to_thread(run_ullage, "serve", "--config", str(config), "--upstream", "http://127.0.0.1:9/v1")
     assert done.returncode == 1
     assert "cannot start: telemetry.budget_log.path: " in done.stderr

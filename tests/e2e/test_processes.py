@@ -285,7 +285,8 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
 async def test_signals_to_the_last_moment(stub: StartStub, proxy: StartProxy, count: int) -> None:
     """However many signals come until the process is gone, it ends by itself, with the exit code of a clean end."""
     server = await stub()
-    front = await proxy(server.url, window=8192, arguments=["--workers", str(count)])
+    arguments = ["--workers", str(count)]
+    front = await proxy(server.url, window=8192, arguments=arguments, fast=True)  # no fork, whose end is shorter
     assert front.process is not None
     while front.process.poll() is None:
         os.kill(front.pid, signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from proxy.telemetry.metrics import PROCESS
+from tests.support.forked_ullage import run_ullage
 
 CHART = Path(__file__).parents[2] / "helm" / "ullage"
 
@@ -436,9 +436,8 @@ def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any],
     """`ullage check` finds nothing wrong with what the ConfigMap holds."""
     file = tmp_path / "ullage.yaml"
     file.write_text(documents(values)["ConfigMap"]["data"]["ullage.yaml"])
-    command = [sys.executable, "-c", "from proxy.cli import main; main()", "check", str(file)]
     secrets = {"LOCAL_KEY": "sk-local", "ULLAGE_ACCESS_KEYS": "one,two", "ULLAGE_STORE_URL": "redis://redis:6379"}
-    done = subprocess.run(command, env=os.environ | secrets, capture_output=True, text=True, timeout=60)
+    done = run_ullage("check", str(file), environment=secrets)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

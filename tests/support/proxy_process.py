@@ -20,17 +20,12 @@ import httpx
 import yaml
 from openai import AsyncOpenAI
 
-from tests.support.forked_proxies import ForkedProcess, fork_proxy
+from tests.support.forked_ullage import CAN_FORK, ROOT, WITHOUT_GIGATOKEN, ForkedProcess, fork_proxy
 from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_GIGATOKEN = Path(__file__).parent / "without_gigatoken"
 READY_WITHIN = 90.0
 ENDED_WITHIN = 60.0
-
-_FORKS = sys.platform == "linux"
-"""macOS ends forks of programs that used its frameworks: https://github.com/python/cpython/issues/77906"""
 
 _READ_AT_START = ("PYTHON", "LD_")
 """Names with which variables begin that the interpreter or the system's loader reads: a fork comes too late."""
@@ -167,7 +162,7 @@ class Proxy:
     def _is_forked(self) -> bool:
         if any(name.startswith(_READ_AT_START) for name in self.environment):
             return False
-        return _FORKS and not self.under and not self.fast
+        return CAN_FORK and not self.under and not self.fast
 
     async def _ready(self) -> None:
         until = time.monotonic() + READY_WITHIN
