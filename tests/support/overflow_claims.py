@@ -41,7 +41,7 @@ codes) are composed like those of ``twelfth``, so its second figure flatters.
 ``fourteenth`` was collected from the sources of servers, gateways, stores and chat services before the rules were read
 again, most of it look-alikes. First scored, with a short request and no known window, it gave 33 of 38 and 7 of 79; 35
 and 4 if a window twice the request is stated. With the seven overflows and seven look-alikes that resemble known rows
-and were left out: 40 of 45 and 8 of 86, 42 and 4 with a window.
+and were left out: 40 of 45 and 8 of 86, 42 and 4 with a window. Then it was mended for.
 
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.

@@ -340,10 +340,16 @@ def _defers_to_code(chosen: _Reading) -> bool:
 
 def _is_elsewhere(chosen: _Reading, member: str) -> bool:
     """True if the *member* at fault is not part of the conversation."""
+    # vLLM, "param": "input_tokens": "This model's maximum context length is 8192 tokens. However, your request has 6012
+    # input tokens plus 4096 'max_tokens'." What names the window is about the conversation, whatever the member is.
     if chosen.strong and (chosen.names_window or chosen.rule != _FIGURES):
         return False
+    # OpenAI: "Invalid 'user': string too long. Expected maximum length 64 but got 128" is elsewhere, and a complaint
+    # without a member, too. FastAPI, "loc": ["body", "messages", 0, "content"]: "String should have at most 100000
+    # characters" is not.
     if chosen.rule == _FIELD:
         return not _CONTENT.search(member)
+    # OpenAI, "param": "logit_bias": "Invalid 'logit_bias': too many tokens. Expected at most 300 tokens, got 512."
     return chosen.means == "input" and bool(member) and not _CONTENT.search(member)
 
 
@@ -356,15 +362,20 @@ def _by_status(status: int, parts: ErrorParts) -> _Reading | None:
 
 def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -> _Reading:
     """Return the meaning of figures that alone prove that something does not fit."""
+    # "Prompt and output require 9312 tokens but the maximum is 8192": the figure may be both together.
     if row.mentions("output"):
         figures = figures.undivided()
     means: Meaning = "input"
     if figures.prompt is None:
+        # TGI: "total number of tokens (prompt and prediction) cannot exceed 2048 - received 6354"; not Cerebras:
+        # "reduce the length of the messages or completion. Current length is 42328 while limit is 40000".
         if any(reading.means == "input_plus_output" for reading in matched):
             means = "input_plus_output"
+    # Anthropic: "input length and max_tokens exceed context limit: 156321 + 48384 > 200000": the prompt alone fits.
     elif figures.prompt < (figures.limit or 0):
         means = "input_plus_output"
-    # Two limits, one above the other, may be a setting and what the server can do. Only our count tells them apart.
+    # "--ctx-size 1048576 is more than this build supports (524288)" has the form of "Context length 9214 is greater
+    # than max_seq_len 8192": a setting and what the server can do, or prompt and limit. Only our count knows which.
     guessed = figures.inferred and not row.mentions("input")
     return _Reading(means, figures, strong=True, rule=_FIGURES, guessed=guessed)
 

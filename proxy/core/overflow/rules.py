@@ -20,7 +20,7 @@ NOTIONS: dict[str, str] = {
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
-    "below_zero": "z", "talk": "t",
+    "below_zero": "z", "talk": "t", "store": "c",
 }  # fmt: skip
 """The letter of each notion. ``count`` is a figure of something else than tokens, ``below_zero`` a negative one.
 
@@ -42,7 +42,7 @@ _TOKEN = lazy_pattern(
     rf"|(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
     rf"|(?P<run>[{_CJK}]+)"
     rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
-    r"|(?P<of>(?<=\d) ?/ ?(?=\d))|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)"
+    r"|(?P<of>(?<=\d)(?: ?/ ?| (?:of|de|von|van|из) )(?=\d))|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)"
     r"|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
     r"|(?P<end>\](?=\s)|\.(?!\w)|(?<=\d)\.(?=[A-Za-z])|[!?;|\n。；！？])|(?P<sign>[+,、，-])"
 )
@@ -155,6 +155,8 @@ class Lexicon:
         """Return the parts of a compound *word*; the word itself if the lexicon has it or it has only one part."""
         if word.isalpha() or self._has(word):
             return [word]
+        if self._has(setting := word.replace("-", "_")):
+            return [setting]
         member = word.rpartition(".")[2]
         if member != word and self._has(member):
             return [word[: -len(member) - 1], member]
@@ -231,7 +233,8 @@ class _RowWriter:
 
 
 def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).lower()
+    # The small letter of the Turkish İ is an i with a dot above it, which is a character of its own.
+    return unicodedata.normalize("NFKC", text).lower().replace("i\u0307", "i")
 
 
 def _is_run(phrase: str) -> bool:

@@ -288,10 +288,25 @@ def test_credentials_beside_a_text_without_figures(status: int, believed: bool) 
         ({"message": "The response exceeds the retention window of 30 days"}, False),
         ({"message": "value too long for type character varying(255)"}, False),
         ({"message": "Response payload size exceeded the maximum of 6291556 bytes"}, False),
+        ({"message": "This chat is too long. Start a new chat."}, True),
+        ({"message": "Das Gespräch ist zu lang geworden"}, True),
+        ({"message": "您的问题太长了，请缩短"}, True),
+        ({"message": "请压缩上下文后重试"}, True),
+        ({"message": "The prompt leaves no room for output"}, True),
+        ({"message": "The model's context is too small for the prompt"}, True),
+        ({"message": "request does not fit in the KV cache"}, True),
+        ({"message": "--max-model-len does not fit in the KV cache"}, False),
+        ({"message": "KV cache pool exhausted: 131072 of 131072 tokens are in use by 12 requests"}, False),
+        ({"message": "Packet for query is too large (4,739,923 > 65,535)"}, False),
+        ({"message": "Query has complexity of 1200, which exceeds max complexity of 1000"}, False),
+        ({"message": "id_token too large: 9120 bytes > 8192"}, False),
+        ({"message": "The message is larger than the queue's maximum of 262144"}, False),
+        ({"message": "Value too large for cache: 2575015 bytes > 1048576 bytes"}, False),
+        ({"message": "昵称长度超过20个字符"}, False),
     ],
 )
 def test_what_a_conversation_is_called(error: dict[str, str], believed: bool) -> None:
-    """A session or a thread that is too long is the conversation, and so is a full KV cache; no more of them is."""
+    """A session, a chat and a KV cache are the conversation; what is stored, queued or signed in with is not."""
     assert (judged(prior=Prior(9_000), **error) is not None) is believed
 
 
