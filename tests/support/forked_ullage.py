@@ -179,15 +179,21 @@ def serve_forks() -> None:
 
 
 def _prepare() -> None:
-    """Import what ``ullage serve`` imports, now or when a feature is on, and load the usual vocabulary."""
+    """Import what ``ullage serve`` imports, now or when a feature is on, and load the usual vocabulary.
+
+    The patterns of the packaged tools stay in the cache of ``re``: compiling them is half of a proxy's start.
+    """
     for name in ("proxy.cli.commands", "proxy.fleet", "proxy.telemetry.metrics", "proxy.features"):
         importlib.import_module(name)
     for module in pkgutil.walk_packages(sys.modules["proxy.features"].__path__, "proxy.features."):
         importlib.import_module(module.name)
     from proxy.core.models import DEFAULT_ENCODING
+    from proxy.features.settings import AllSettings
+    from proxy.settings import load, tool_map
     from proxy.tokenizers import Tokenizers
 
     Tokenizers(fast=False).counter(DEFAULT_ENCODING)
+    tool_map(load(None, {}, {}, AllSettings).tools)
     assert threading.active_count() == 1, "threads do not survive a fork"
     gc.freeze()
 
