@@ -6,6 +6,7 @@ import hmac
 import random
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from cachetools import LRUCache
@@ -18,6 +19,7 @@ from proxy.core.models import (
     COMPRESS,
     Catalogue,
     Failure,
+    ModelLimits,
     ModelRule,
     WindowLookup,
     read_published_table,
@@ -76,11 +78,16 @@ def open_catalogue(settings: Settings, reported: WindowLookup | None = None) -> 
 
     It reads 3 MB: call it in a thread.
     """
-    table = read_published_table(configuration.model_table())
     default = NO_UPSTREAM
     if settings.upstreams:
         default = settings.default_upstream().name
-    return Catalogue([_model_rule(rule) for rule in settings.models], table, default, reported)
+    return Catalogue([_model_rule(rule) for rule in settings.models], _published_table(), default, reported)
+
+
+@cache
+def _published_table() -> Mapping[str, ModelLimits]:
+    """Return the published table. Its 3 MB are read once and not again at each reload."""
+    return read_published_table(configuration.model_table())
 
 
 def _model_rule(rule: configuration.Model) -> ModelRule:

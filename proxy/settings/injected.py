@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -70,14 +71,19 @@ class InjectedTexts(InjectedTable):
 
 def injected_rules(injected: InjectedTable) -> InjectedRules:
     """Return *injected* merged over the packaged marks, compiled. Reads a file: call it once, or in a thread."""
-    below = InjectedTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
-    marks = merged(below, injected).marks()
+    marks = merged(_packaged_table(), injected).marks()
     return InjectedRules(
         {
             region: InjectedMarks(region_marks.headings, region_marks.tags, region_marks.lines)
             for region, region_marks in marks
         }
     )
+
+
+@cache
+def _packaged_table() -> InjectedTable:
+    """Return the packaged marks. They are read once and not again at each reload."""
+    return InjectedTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
 
 
 def with_file(injected: InjectedTexts, folder: Path) -> InjectedTexts:

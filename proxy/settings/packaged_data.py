@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
@@ -91,7 +92,15 @@ def packaged_overflow_rules() -> dict[str, Any]:
 def overflow_rules(configured: Iterable[OverflowRule]) -> OverflowRules:
     """Return the *configured* overflow rules, followed by the packaged ones. Reads a file: call it in a thread."""
     own = [rule.model_dump(exclude_none=True) for rule in configured]
+    if not own:
+        return _unconfigured_rules()
     return read_rules(packaged_overflow_rules(), own)
+
+
+@cache
+def _unconfigured_rules() -> OverflowRules:
+    """Return the packaged rules alone. They are read once and not again at each reload."""
+    return read_rules(packaged_overflow_rules())
 
 
 def model_table() -> Mapping[str, ModelLimits]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,8 +114,7 @@ FILE = "tools.yaml"
 
 def tool_map(tools: ToolTable) -> ToolMap:
     """Return *tools* merged over the packaged table, compiled."""
-    below = ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
-    table = merged(below, tools)
+    table = merged(_packaged_table(), tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
     text_format = TextToolFormat(
         _compiled(table.written.calls, re.MULTILINE | re.DOTALL),
@@ -123,6 +123,12 @@ def tool_map(tools: ToolTable) -> ToolMap:
     )
     tools_by_name = {name: _tool(rule) for name, rule in table.map.items()}
     return ToolMap(tools_by_name, table.protected, keys, text_format, _work(table.work))
+
+
+@cache
+def _packaged_table() -> ToolTable:
+    """Return the packaged table. It is read once: at a start two parts need it, and again at each reload."""
+    return ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
 
 
 def _work(work: WorkNames) -> WorkRules:

@@ -181,7 +181,7 @@ def serve_forks() -> None:
 def _prepare() -> None:
     """Import what ``ullage serve`` imports, now or when a feature is on, and load the usual vocabulary.
 
-    The patterns of the packaged tools stay in the cache of ``re``: compiling them is half of a proxy's start.
+    The packaged tables are read, too, and the compiled patterns of the tools are in the cache of ``re``.
     """
     for name in ("proxy.cli.commands", "proxy.fleet", "proxy.telemetry.metrics", "proxy.features"):
         importlib.import_module(name)
@@ -189,11 +189,16 @@ def _prepare() -> None:
         importlib.import_module(module.name)
     from proxy.core.models import DEFAULT_ENCODING
     from proxy.features.settings import AllSettings
-    from proxy.settings import load, tool_map
+    from proxy.settings import injected_rules, load, overflow_rules, tool_map
     from proxy.tokenizers import Tokenizers
+    from proxy.upstream_wiring import open_catalogue
 
     Tokenizers(fast=False).counter(DEFAULT_ENCODING)
-    tool_map(load(None, {}, {}, AllSettings).tools)
+    settings = load(None, {}, {}, AllSettings)
+    open_catalogue(settings)
+    tool_map(settings.tools)
+    injected_rules(settings.injected)
+    overflow_rules(settings.overflow_rules)
     assert threading.active_count() == 1, "threads do not survive a fork"
     gc.freeze()
 
