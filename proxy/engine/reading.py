@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -352,23 +352,19 @@ class Reader:
     ) -> tuple[Item, ...]:
         # The meter that counted so before remembers short texts, such as names of tools.
         count = self._meters[way] = self._meters.get(way) or self.count(*way)
-        items: list[Item] = []
-        known: dict[bytes, Item] = {}  # a body may repeat an item thousands of times
-        new: list[tuple[bytes, Item]] = []
-        for start, end in spans:
-            raw = body[start:end]
-            name = name_in(scope, raw)
-            item = known.get(name) or self._items.get(name)
-            if item is None:
-                item = read_numbers(api_format, raw, count, self.tools)
-                new.append((name, item))
-            known[name] = item
-            items.append(item)
-        for name, item in new:
+        view = memoryview(body)
+        names = [name_in(scope, view[start:end]) for start, end in spans]
+        known = {name: self._items.get(name) for name in names}
+        # By name, because a body may repeat an item thousands of times.
+        new = {name: span for name, span in zip(names, spans, strict=True) if known[name] is None}
+        read = {name: api_format.read_item(body[start:end], count) for name, (start, end) in new.items()}
+        for name, (start, end) in new.items():
+            read[name] = without_facts(read[name], body[start:end], count, self.tools)
+        for name, item in read.items():
             self._items[name] = item
         if len(count.short) > KEPT_SHORT:
             self._meters.pop(way, None)
-        return tuple(items)
+        return tuple([known[name] or read[name] for name in names])
 
     def read_facts(
         self, api_format: ApiFormat, way: tuple[str, str, bytes], body: CountedBody, texts: dict[int, ItemText]
@@ -380,21 +376,19 @@ class Reader:
         encoding, model, tenant = way
         measure, count = _measure(encoding, model), self.count(encoding, model)
         scope = scope_of(tenant, api_format.API, measure)
+        unread = [index for index, item in enumerate(body.items) if item.facts is UNREAD]
+        view, spans = memoryview(body.body), body.scan.spans
+        names = {index: name_in(scope, view[slice(*spans[index])]) for index in unread}
+        cached = {index: item for index, name in names.items() if (item := self._items.get(name))}
+        facts = {index: item.facts for index, item in cached.items()}
+        new = [index for index in unread if facts.get(index, UNREAD) is UNREAD]
+        texts |= texts_of(api_format, body, new)
+        facts |= {index: facts_of(texts[index], self.tools.call, count) for index in new}
+        for index in cached.keys() & new:
+            self._items[names[index]] = replace(cached[index], facts=facts[index])
         items = list(body.items)
-        for index, item in enumerate(items):
-            if item.facts is not UNREAD:
-                continue
-            raw = body.body[slice(*body.scan.spans[index])]
-            key = name_in(scope, raw)
-            cached = self._items.get(key)
-            if cached is None or cached.facts is UNREAD:
-                texts[index] = _text_of(api_format, raw, item)
-                facts = facts_of(texts[index], self.tools.call, count)
-                if cached is not None:
-                    self._items[key] = replace(cached, facts=facts)
-            else:
-                facts = cached.facts
-            items[index] = replace(item, facts=facts)
+        for index in unread:
+            items[index] = replace(items[index], facts=facts[index])
         if body.cached_prefix is not None:  # the conversation's next body begins with these items
             body.cached_prefix.items = tuple(items)
         return tuple(items)
@@ -462,17 +456,22 @@ class PrefixHasher:
         return digest
 
 
-def _text_of(api_format: ApiFormat, raw: bytes, item: Item) -> ItemText:
-    """Return the text of *item*, of the slice *raw*; a result that is written as text counts as a result."""
-    text = api_format.read_item_text(raw)
-    if item.written_result is None:
-        return text
-    return as_result(raw, text, item.written_result)
+def texts_of(api_format: ApiFormat, body: ParsedBody, indexes: Iterable[int]) -> dict[int, ItemText]:
+    """Return the texts of the items at *indexes*, by index; a result that is written as text counts as a result."""
+    spans = body.scan.spans
+    texts = {index: api_format.read_item_text(body.body[slice(*spans[index])]) for index in indexes}
+    for index, text in texts.items():
+        written_result = body.items[index].written_result
+        if written_result is not None:
+            texts[index] = as_result(body.body[slice(*spans[index])], text, written_result)
+    return texts
 
 
-def read_numbers(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """Return the item of one slice without the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = api_format.read_item(raw, count)
+def without_facts(item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
+    """Return *item*, of the slice *raw*, with the facts of its calls and results left to be read when they are needed.
+
+    If it is a user's message, it has the form of the result that it may begin with.
+    """
     if item.role == "user":
         return with_written_result(item, raw, tools.text_format, count)
     if item.role == "assistant" or (item.role == "tool" and item.answers):
@@ -502,6 +501,6 @@ def scope_of(tenant: bytes, *parts: str) -> int:
     return xxh3_64_intdigest(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
-def name_in(scope: int, raw: bytes) -> bytes:
+def name_in(scope: int, raw: bytes | memoryview) -> bytes:
     """Return the cache key of *raw* in *scope*."""
     return xxh3_128_digest(raw, scope)

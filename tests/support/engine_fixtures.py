@@ -35,7 +35,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
-from proxy.engine.reading import Reader, read_numbers
+from proxy.engine.reading import Reader, without_facts
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
@@ -280,7 +280,7 @@ def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
 
 def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = read_numbers(api_format, raw, count, tools)
+    item = without_facts(api_format.read_item(raw, count), raw, count, tools)
     if item.facts is not UNREAD:
         return item
     text = api_format.read_item_text(raw)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from proxy.core.apis import json_edit
+from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list, no_marker
 from proxy.core.apis.items import PLAIN, digest, plain_user_message, text_item, text_message
 from proxy.core.apis.json_edit import (
@@ -23,9 +23,8 @@ from proxy.core.apis.json_edit import (
     quoted,
     with_content,
 )
-from proxy.core.apis.json_steps import decode, is_large, objects
+from proxy.core.apis.json_steps import decode, objects
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
-from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import is_guess, is_media, part_tokens
 
@@ -91,20 +90,10 @@ class _Call(NamedTuple):
     arguments: str
 
 
-def read_item(raw: bytes, count: Count) -> Item:
-    """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
-    message = decode(raw)
-    if not isinstance(message, dict):
-        raise InvalidRequest("Every element of 'messages' must be an object.")
+def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
+    """Return the item of one message."""
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
-    try:
-        return _read(message, count, is_large(raw))
-    except RecursionError:
-        raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
-
-
-def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     role = ROLES.get(str(message.get("role")), "user")
     calls, answers = _calls(message), _answers(message)
     # The legacy call has no id and is named by its function, as its result is.
@@ -114,6 +103,9 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
     return Item(role, text + media, media, digest(message, large=large), names, answers, guess, injected)
+
+
+read_item = partial(items.read_item, LIST, _item)
 
 
 def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:

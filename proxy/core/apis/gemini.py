@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from proxy.core.apis import json_edit
+from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.gemini_path import WRAPPED
 from proxy.core.apis.items import Weight, digest, weighed_item
@@ -35,7 +35,6 @@ from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import as_object, decode, dismantle, is_large
 from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Count, Item, ItemText, Role
-from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import prices_of
 from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens
 
@@ -106,19 +105,8 @@ def with_item_list(body: bytes) -> bytes | None:
     return inner.encode()
 
 
-def read_item(raw: bytes, count: Count) -> Item:
-    """Return the item of one content's bytes. Raises ``InvalidRequest`` if it is no object."""
-    content = json_edit.decode_element(raw, LIST)
-    try:
-        return _read(content, count, is_large(raw))
-    except RecursionError:
-        raise InvalidRequest("An element of 'contents' is nested too deeply.") from None
-    finally:
-        if is_large(raw):
-            dismantle(content)
-
-
-def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
+def _item(content: dict[str, Any], count: Count, large: bool) -> Item:
+    """Return the item of one content."""
     parts = _parts(content)
     role = _role(content, parts)
     weight = Weight(PER_CONTENT)
@@ -131,6 +119,9 @@ def _read(content: dict[str, Any], count: Count, large: bool) -> Item:
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
     name, calls, answers = digest(unsigned, large=large), _names(parts, "call"), _names(parts, "result")
     return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
+
+
+read_item = partial(items.read_item, LIST, _item)
 
 
 def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Role:

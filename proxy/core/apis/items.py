@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from proxy.core.apis.json_edit import quoted
-from proxy.core.apis.json_steps import ONE_CALL, dismantle, encode_in_steps, parse
+from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, is_large, parse
 from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
+from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in
 
 DEEPEST = 250
@@ -50,6 +51,24 @@ class Weight:
     def total(self) -> int:
         """All tokens of the item."""
         return self.text + self.media + self.sealed
+
+
+def read_item(name: str, read: Callable[[dict[str, Any], Count, bool], Item], raw: bytes, count: Count) -> Item:
+    """Return the item of one element's bytes in the list *name*; *read* reads its object, and whether that is large.
+
+    Raises ``InvalidRequest`` if it is no object.
+    """
+    value = decode(raw)
+    large = len(raw) > ONE_CALL and is_large(raw)  # hardly any item is so long
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"Every element of {name!r} must be an object.")
+    try:
+        return read(value, count, large)
+    except RecursionError:
+        raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
+    finally:
+        if large:
+            dismantle(value)
 
 
 def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple[Role, str] | None:

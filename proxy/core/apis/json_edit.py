@@ -24,7 +24,6 @@ from proxy.core.apis.json_steps import (
     spelled,
 )
 from proxy.core.conversation import Count
-from proxy.core.errors import InvalidRequest
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
@@ -399,14 +398,6 @@ def extended_string(value: str, text: str, before: bool) -> str:
     if before:
         return value[0] + quoted(text + "\n\n")[1:-1] + value[1:]
     return value[:-1] + quoted("\n\n" + text)[1:-1] + value[-1]
-
-
-def decode_element(raw: bytes, name: str) -> dict[str, Any]:
-    """Return the object of one element's bytes in the list *name*. Raises ``InvalidRequest`` if it is no object."""
-    value = decode(raw)
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"Every element of {name!r} must be an object.")
-    return value
 
 
 def with_model(body: bytes, name: str) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from proxy.core.apis import json_edit
+from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list
 from proxy.core.apis.items import PLAIN, Weight, digest, plain_user_message, text_item, text_message, weighed_item
 from proxy.core.apis.json_edit import (
@@ -27,7 +27,6 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_steps import decode, dismantle, is_large
 from proxy.core.conversation import Count, Item, ItemText, Role
-from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import prices_of
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
 
@@ -67,21 +66,10 @@ _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted
 """Members that only the provider can read."""
 
 
-def read_item(raw: bytes, count: Count) -> Item:
-    """Return the item of one message's bytes. Raises ``InvalidRequest`` if it is no object."""
-    message = json_edit.decode_element(raw, LIST)
+def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
+    """Return the item of one message."""
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
         return text_item(message, *plain, PER_MESSAGE, count)
-    try:
-        return _read(message, count, is_large(raw))
-    except RecursionError:
-        raise InvalidRequest("An element of 'messages' is nested too deeply.") from None
-    finally:
-        if is_large(raw):
-            dismantle(message)
-
-
-def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     blocks = _blocks(message)
     weight = Weight(PER_MESSAGE)
     calls: list[str] = []
@@ -95,6 +83,9 @@ def _read(message: dict[str, Any], count: Count, large: bool) -> Item:
     _weigh_members(message, weight, count)
     role, name = _role(message, blocks), digest(message, large=large)
     return weighed_item(role, weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
+
+
+read_item = partial(items.read_item, LIST, _item)
 
 
 def _tokens(raw: bytes, count: Count) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from proxy.core.apis import json_edit
+from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.items import PLAIN, digest, text_item, text_message
 from proxy.core.apis.json_edit import (
@@ -29,9 +29,8 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import decode, is_large
+from proxy.core.apis.json_steps import decode
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
-from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
 
@@ -108,18 +107,10 @@ def with_item_list(body: bytes) -> bytes | None:
     return (source[:start] + item + source[end:]).encode()
 
 
-def read_item(raw: bytes, count: Count) -> Item:
-    """Return the item of one element's bytes. Raises ``InvalidRequest`` if it is no object."""
-    value = json_edit.decode_element(raw, LIST)
+def _item(value: dict[str, Any], count: Count, large: bool) -> Item:
+    """Return the item of one element."""
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
         return text_item(value, *plain, PER_ITEM, count)
-    try:
-        return _read(value, count, is_large(raw))
-    except RecursionError:
-        raise InvalidRequest("An element of 'input' is nested too deeply.") from None
-
-
-def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
     kind = _kind(value)
     role = _role(value, kind)
     media, guess = _media_tokens(value, kind, prices_of(count))
@@ -148,6 +139,9 @@ def _read(value: dict[str, Any], count: Count, large: bool) -> Item:
         injected=injected,
         sealed=sealed,
     )
+
+
+read_item = partial(items.read_item, LIST, _item)
 
 
 def _tokens(raw: bytes, count: Count) -> int:
