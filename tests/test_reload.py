@@ -81,6 +81,7 @@ def test_what_needs_a_restart_keeps_its_value_and_is_named(tmp_path: Path) -> No
         "upstreams: [{name: a, base_url: 'http://x'}]\nserver: 3\n",
     ],
 )
+@pytest.mark.slow
 def test_a_refused_file_changes_nothing_and_says_what_check_says(tmp_path: Path, broken: str) -> None:
     """The sentences are those of `ullage check`; a good file afterwards clears them."""
     file = write(tmp_path / "ullage.yaml")

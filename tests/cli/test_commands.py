@@ -14,6 +14,8 @@ import pytest
 from tests.support.forked_ullage import ROOT, run_ullage
 from tests.support.sample_conversations import agent_session
 
+pytestmark = pytest.mark.slow  # it starts a process
+
 HEAVY = ("litellm", "aiohttp", "redis", "tiktoken", "pydantic", "yaml", "rich", "structlog", "prometheus_client")
 
 
@@ -46,7 +48,6 @@ def test_serving_imports_nothing_that_only_others_need():
     assert "IMPORTED []" in ran.stdout
 
 
-@pytest.mark.slow
 def test_version_is_shown():
     """`ullage --version` names the program and a version."""
     ran = run_ullage("--version")
@@ -177,7 +178,6 @@ def answering():
         server.server_close()
 
 
-@pytest.mark.slow
 def test_health_asks_the_ready_route(answering):
     """Exit code 0 when the proxy is ready, 1 when it is not; the port comes from the environment or the URL."""
     port = answering(200)
@@ -200,7 +200,6 @@ def test_health_of_nothing():
     assert "Traceback" not in ran.stderr + bad.stderr
 
 
-@pytest.mark.slow
 def test_models_are_listed_without_a_network():
     """`ullage models` needs no server and no file for a published model; JSON has a member for every column."""
     ran = run_ullage("models", "gpt-5", "--json")
@@ -216,7 +215,6 @@ def test_models_are_listed_without_a_network():
     assert (row["age_seconds"], row["output_from"], row["encoding_from"]) == (None, "table", "family")
 
 
-@pytest.mark.slow
 def test_models_are_shown_as_a_table():
     """The table has a line for every configured rule, unfolded in a pipe; an unreachable server is reported."""
     ran = run_ullage("models", "--wide", "--upstream", "http://127.0.0.1:1/v1")
@@ -231,7 +229,6 @@ def test_models_are_shown_as_a_table():
     assert "could not be reached" in ran.stderr
 
 
-@pytest.mark.slow
 def test_models_with_nothing_to_list(tmp_path):
     """With nothing configured and no pattern, and with a pattern nothing matches, the message says how to go on."""
     ran = run_ullage("models")
@@ -250,7 +247,6 @@ def past(folder, rounds=12):
     return file
 
 
-@pytest.mark.slow
 def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
     """`ullage replay` prints the total and a row for each conversation, and writes the requested picture and page."""
     picture, page = tmp_path / "p.png", tmp_path / "p.html"
@@ -269,7 +265,6 @@ def test_replay_shows_what_would_have_become_of_past_conversations(tmp_path):
     ]
 
 
-@pytest.mark.slow
 def test_replay_reports_what_is_missing(tmp_path):
     """A missing file, one without conversations and an impossible path of the picture have their own messages."""
     ran = run_ullage("replay", str(tmp_path / "none.jsonl"))
@@ -297,7 +292,6 @@ LONG = {
 }
 
 
-@pytest.mark.slow
 def test_fit_prints_the_view_and_nothing_else(tmp_path):
     """The view alone is on standard output, as bytes of one JSON document; the same from standard input."""
     file = tmp_path / "request.json"
@@ -313,7 +307,6 @@ def test_fit_prints_the_view_and_nothing_else(tmp_path):
     assert piped.stdout == ran.stdout
 
 
-@pytest.mark.slow
 def test_fit_explains(tmp_path):
     """With --explain there are tables in place of the view."""
     file = tmp_path / "request.json"
@@ -331,7 +324,6 @@ def test_fit_explains(tmp_path):
     assert "cannot be written" in ran.stderr
 
 
-@pytest.mark.slow
 def test_fit_refuses_with_a_sentence(tmp_path):
     """A request that cannot fit ends with the refusal's own words and exit code 1, an unreadable one with its name."""
     file = tmp_path / "request.json"

@@ -21,6 +21,8 @@ from tests.stub.tokens import request_tokens
 from tests.support.forked_ullage import run_ullage
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.slow  # each asks a server until the window is full
+
 
 def settings(url: str, **upstream: Any) -> Settings:
     return load(None, {("upstreams",): [{"name": "stub", "base_url": url, **upstream}]}, {})
@@ -176,7 +178,6 @@ def test_what_is_local(url: str, near: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_provider_that_is_bridged(stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider behind LiteLLM is examined through it, by the model's own name; no list of models is no obstacle."""
@@ -195,7 +196,6 @@ async def test_a_provider_that_is_bridged(stub: StartStub, monkeypatch: pytest.M
     assert levels(await examine(unreachable, None))["models"] == "error"
 
 
-@pytest.mark.slow
 async def test_the_command(stub: StartStub) -> None:
     """The command prints findings or JSON, and exits 0 for a healthy server and 1 for one that cuts."""
     server = await stub(windows={"house-model": 8_192}, tells=True)

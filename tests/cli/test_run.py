@@ -254,6 +254,7 @@ async def test_a_command_whose_interpreter_is_gone_is_said(tmp_path: Path, capfd
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent is gone")
+@pytest.mark.slow
 async def test_a_killed_proxy_takes_its_command_along(stub: StartStub, tmp_path: Path) -> None:
     """``kill -9`` leaves no client behind that would only get connection errors."""
     server = await stub()

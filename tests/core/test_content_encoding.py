@@ -42,6 +42,7 @@ def test_whole(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.slow
 def test_no_more_than_allowed(encoding: str) -> None:
     """Of a body that swells without end only the allowed beginning is made."""
     assert decode_content(PACKED[encoding](b" " * 20_000_000), encoding, 1_000) == b" " * 1_000

@@ -1,4 +1,4 @@
-"""Fixtures for tests of running proxies."""
+"""Fixtures for tests of running proxies, all of which are slow."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from tests.store.conftest import Valkey, short_path
 from tests.support.process_inspection import kill_all
 
 __all__ = ["short_path"]
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Leave the files unread if their tests would be deselected: to import the providers' clients takes seconds."""
+    if config.getoption("markexpr") == "not slow":
+        return True
+    return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark every test of this folder as slow."""
+    item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

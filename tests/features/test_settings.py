@@ -67,6 +67,7 @@ def without(folder: str, patched: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("folder", PRESENT)
+@pytest.mark.slow
 def test_a_key_is_unknown_without_its_folder(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of a deleted feature are refused with file, line and key like any unknown one; the others are known."""
     for name in PRESENT:

@@ -19,6 +19,8 @@ import yaml
 from proxy.telemetry.metrics import PROCESS
 from tests.support.forked_ullage import run_ullage
 
+pytestmark = pytest.mark.slow  # it starts a process
+
 CHART = Path(__file__).parents[2] / "helm" / "ullage"
 
 needs_helm = pytest.mark.skipif(
@@ -234,7 +236,6 @@ def combinations(count: int) -> list[dict[str, Any]]:
 
 
 @needs_helm
-@pytest.mark.slow
 def test_any_combination_of_values_is_valid() -> None:
     """Whatever is set together, Kubernetes knows each member, and pods are selected and have what they mount."""
     values = combinations(20)
@@ -388,7 +389,6 @@ def test_secrets_come_by_reference() -> None:
         ({"fullnameOverride": "-a"}, "fullnameOverride"),
     ],
 )
-@pytest.mark.slow
 def test_wrong_values_are_refused(values: dict[str, Any], word: str) -> None:
     """A key the chart does not know, a secret written out, or a pod killed while it drains is refused by name."""
     answer = helm("render", values)
@@ -431,7 +431,6 @@ def test_secrets_written_out_are_refused(config: dict[str, Any]) -> None:
 
 @needs_helm
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-@pytest.mark.slow
 def test_rendered_configuration_is_accepted_by_the_proxy(values: dict[str, Any], tmp_path: Path) -> None:
     """`ullage check` finds nothing wrong with what the ConfigMap holds."""
     file = tmp_path / "ullage.yaml"

@@ -290,6 +290,7 @@ async def test_other_heads_come_again_as_well(head):
         assert bodies(at) == [b'{"model":"m","x":"%d"}' % number for number in range(3)]
 
 
+@pytest.mark.slow
 async def test_the_limits_hold_for_a_known_head():
     """A body that is too large is refused by its length, one that stops coming after a while."""
     async with running_server(ServerConfig("up", limits=Limits(body=1000, body_pause=0.2))) as at:
@@ -331,6 +332,7 @@ async def test_an_upload_faster_than_it_is_read_is_paused():
             assert bodies(at)[-1] == request.partition(b"\r\n\r\n")[2]
 
 
+@pytest.mark.slow
 async def test_the_keep_alive_time_does_not_run_while_a_request_is_answered():
     """An answer that takes longer than it arrives on the first request of a connection, and on a repeated one."""
     async with running_server(ServerConfig("up", limits=Limits(keep_alive=0.5))) as at:
@@ -440,6 +442,7 @@ async def test_nothing_is_left_of_an_upload_whose_client_leaves():
         assert await eventually(lambda: len(asyncio.all_tasks()) == before)
 
 
+@pytest.mark.slow
 async def test_a_body_that_is_expected_keeps_its_connection_open():
     """Neither the keep-alive time nor the wish to close idle connections ends one whose body is arriving."""
     async with running_server(ServerConfig("up", limits=Limits(keep_alive=1.0))) as at:

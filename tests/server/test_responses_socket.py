@@ -340,6 +340,7 @@ async def test_an_item_that_is_none_of_the_api_does_not_end_the_socket(item):
         assert inputs(at)[1][1] == item
 
 
+@pytest.mark.slow
 async def test_pings_of_a_client_that_reads_nothing_do_not_fill_memory():
     """Their answers wait for a reader only until the connection is full."""
     async with running_server() as at:

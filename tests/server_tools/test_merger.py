@@ -188,6 +188,7 @@ def test_an_error_of_no_type_is_an_error_all_the_same(api: str) -> None:
     assert merger.failed
 
 
+@pytest.mark.slow
 def test_what_is_buffered_is_bounded() -> None:
     """A call that grows without end is not held in memory."""
     merger = chat.new_stream(NAMES)

@@ -359,6 +359,7 @@ def _emptied(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_garbled, _emptied])
+@pytest.mark.slow
 async def test_damage_while_open_is_moved_aside(opener: Opener, spoil: Callable[[Path], None]) -> None:
     """A file that breaks under a running proxy costs its records and nothing else."""
     store = await opener("embedded")
@@ -444,6 +445,7 @@ def test_every_failure_has_a_name(code: int, kind: str) -> None:
     assert kind_of(ValueError()) == "wrongtype"
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_locked_at_the_start_is_used_once_it_is_free(opener: Opener, short_path: Path) -> None:
     """Another program that has the file locked for longer than a start may wait does not make the store memory."""
     path = short_path / "data" / "store.db"

@@ -196,6 +196,7 @@ async def test_a_cluster_that_is_resharded_keeps_every_record(short_path: Path, 
         assert all(record_name(root, "r", A) in keys_of(onward) for root in roots)
 
 
+@pytest.mark.slow
 async def test_a_server_that_evicts_anything_never_gives_a_wrong_answer(valkey: Valkey, opener: Opener) -> None:
     """Two replicas on a server that throws keys away at random: a miss at worst, and what one fixed the other sees."""
     valkey.say("CONFIG SET maxmemory-policy allkeys-random")

@@ -48,6 +48,7 @@ ARABIC = "كان الوكيل يحرر القفل في وقت مبكر جدا، 
 
 
 @pytest.mark.parametrize("said", [RUSSIAN, FINNISH, ARABIC])
+@pytest.mark.slow
 def test_a_language_whose_words_take_many_tokens_gets_fewer_words(said: str) -> None:
     """So many words as the prompt allows, in the conversation's own language, are within the cap."""
     count = Tokenizers().counter("cl100k_base")

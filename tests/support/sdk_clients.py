@@ -21,6 +21,15 @@ Item = dict[str, Any]
 KEY = "sk-test-0123456789abcdef"
 
 
+def as_it_is(name: str, items: list[Item]) -> dict[str, Any]:
+    """The arguments by which an SDK sends *items* as the member *name*.
+
+    Given as ``messages=items`` they are the same bytes, but the SDK looks through them for types to convert, of which
+    JSON has none: three quarters of the CPU that the client of a long session takes.
+    """
+    return {name: [], "extra_body": {name: items}}
+
+
 class SdkClient(Protocol):
     """A client of one API; an async context manager. ``api_format`` is the stub's module for the same API."""
 
@@ -91,10 +100,10 @@ class AnthropicClient(_Web):
     async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The assistant's message."""
         if stream:
-            async with self.client.messages.stream(**options, messages=items) as events:
+            async with self.client.messages.stream(**options, **as_it_is("messages", items)) as events:
                 answer = await events.get_final_message()
         else:
-            answer = await self.client.messages.create(**options, messages=items)
+            answer = await self.client.messages.create(**options, **as_it_is("messages", items))
         assert answer.stop_reason in ("end_turn", "tool_use")
         assert answer.usage.output_tokens > 0
         keep = {"text": ("text",), "tool_use": ("id", "name", "input"), "thinking": ("thinking", "signature")}
@@ -135,10 +144,10 @@ class ResponsesClient(_Web):
     async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The output items."""
         if stream:
-            async with self.client.responses.stream(**options, input=items) as events:
+            async with self.client.responses.stream(**options, **as_it_is("input", items)) as events:
                 answer = await events.get_final_response()
         else:
-            answer = await self.client.responses.create(**options, input=items)
+            answer = await self.client.responses.create(**options, **as_it_is("input", items))
         assert answer.status == "completed"
         assert answer.usage is not None
         return [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output]
@@ -173,10 +182,10 @@ class OpenAIClient(_Web):
     async def ask(self, options: Mapping[str, Any], items: list[Item], *, stream: bool) -> list[Item]:
         """The assistant's message."""
         if not stream:
-            reply = await self.client.chat.completions.create(**options, messages=items)
+            reply = await self.client.chat.completions.create(**options, **as_it_is("messages", items))
             return [reply.choices[0].message.model_dump(exclude_none=True, exclude_unset=True)]
         more = {"stream": True, "stream_options": {"include_usage": True}}
-        events = await self.client.chat.completions.create(**options, **more, messages=items)
+        events = await self.client.chat.completions.create(**options, **more, **as_it_is("messages", items))
         answer, finish, usage = await read_chat_stream(events)
         assert finish, "the stream ended without a finish reason"
         assert usage, "the usage that was asked for did not come"

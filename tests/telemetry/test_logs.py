@@ -225,6 +225,7 @@ def events_in(module: Path) -> Iterator[tuple[int, set[str]]]:
                 yield node.lineno, said | {keyword.arg for keyword in node.keywords if keyword.arg}
 
 
+@pytest.mark.slow
 def test_no_event_carries_a_fact_that_is_dropped() -> None:
     """Every fact that a module logs is in the list of fields, else it would be dropped."""
     modules = sorted((Path(__file__).parents[2] / "proxy").rglob("*.py"))

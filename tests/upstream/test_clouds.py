@@ -10,8 +10,9 @@ from proxy.core.errors import InvalidRequest
 from tests.support.litellm_fixture import JSON, ROUND, TOOLS, LiteLLMFixture, candidate
 from tests.support.server_fixture import raw_answer
 
-# LiteLLM's own types, and how it copies them in streams.
 pytestmark = [
+    pytest.mark.slow,  # importing LiteLLM takes seconds
+    # LiteLLM's own types, and how it copies them in streams.
     pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
     pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning"),
 ]
@@ -64,7 +65,6 @@ ENDED = frame("messageStop", {"stopReason": "tool_use"}) + frame("metadata", USA
 
 
 @pytest.mark.parametrize("model", [CLAUDE, NOVA])
-@pytest.mark.slow
 async def test_a_tool_round_with_a_picture_over_converse(model):
     """System text, picture, calls and results go out as Converse writes them, signed; usage comes back."""
     async with bedrock() as across:
@@ -110,7 +110,6 @@ async def test_a_stream_of_frames_is_openais():
         (500, "The system encountered an unexpected error.", "server_error", None),
     ],
 )
-@pytest.mark.slow
 async def test_amazons_refusals(status, text, kind, code, stream):
     """Status and words are Amazon's, an overflow has OpenAI's code, and a limit on the rate is none."""
     async with bedrock() as across:

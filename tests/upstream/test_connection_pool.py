@@ -153,6 +153,7 @@ async def test_chunks_are_poured_as_they_arrive(framing):
 
 @pytest.mark.parametrize("piece", [7, 5_000, 300_000])
 @pytest.mark.parametrize("framing", ["sized", "chunked", "closed"])
+@pytest.mark.slow
 async def test_a_burst_that_pauses_the_connection_is_poured_whole_and_in_order(framing, piece):
     """Taking bytes lets a paused parser go on, and what it had then broke the answer."""
     whole = b"".join(b"%07d" % number for number in range(300_000))

@@ -31,8 +31,11 @@ from tests.support.proxy_process import until
 from tests.support.server_fixture import chunk, raw_answer
 from tests.support.upstream_fixture import read_body
 
-# LiteLLM's own types, the first time it builds one.
-pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")
+pytestmark = [
+    pytest.mark.slow,  # importing LiteLLM takes seconds
+    # LiteLLM's own types, the first time it builds one.
+    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning"),
+]
 ROOT = Path(__file__).parents[2]
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CALLS = [
@@ -176,7 +179,6 @@ async def test_another_provider(stream):
         ("529 Overloaded", "overloaded_error"),
     ],
 )
-@pytest.mark.slow
 async def test_a_refusal_keeps_status_words_and_pause(status, kind, stream):
     """The provider's own status, words, pause and request id reach the client, after one call."""
     async with LiteLLMFixture() as across:
@@ -517,7 +519,6 @@ GUARDED = """
 """
 
 
-@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_loaded_early(tmp_path):
     """Importing the proxy loads no LiteLLM, loading LiteLLM touches no network, reads no .env, and ends in silence."""
     (tmp_path / ".env").write_text("ANTHROPIC_API_KEY=sk-from-a-file\nLITELLM_LOG=DEBUG\n")

@@ -121,6 +121,7 @@ def test_requests_are_cut_into_the_clients_slices(body: bytes) -> None:
 @example(b'{"x":{"messages":[1,2]},"\\u006dessages":[1,2]}')
 @example(b'{"\\u006dessages":[1],"x":"\\u006dessages"}')
 @example('{"x":"é日本👩🏽‍💻","messages":[1e999,"é",[NaN]],"y":"é"}'.encode())
+@pytest.mark.slow
 def test_look_alikes_do_not_mislead(body: bytes) -> None:
     """Nested lists of that name, escaped keys, values only the standard parser accepts: the spans stay exact."""
     same(body)

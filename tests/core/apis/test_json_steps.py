@@ -45,6 +45,7 @@ def parses_as_json_does(text: str) -> None:
 
 
 @given(VALUES, st.integers(1, 12), st.booleans())
+@pytest.mark.slow
 def test_what_has_many_values_is_large(value: Any, most: int, spaced: bool) -> None:
     """Bytes that are not large hold no value that is encoded or freed in steps; small bodies are never counted."""
     raw = json.dumps(value, separators=(", ", ": ") if spaced else (",", ":")).encode()
@@ -56,6 +57,7 @@ def test_what_has_many_values_is_large(value: Any, most: int, spaced: bool) -> N
 
 
 @given(VALUES, st.integers(1, 12), st.integers(1, 4))
+@pytest.mark.slow
 def test_the_text_is_that_of_one_call(value: Any, most: int, batch: int) -> None:
     """With any batch size, the text is the encoder's own, sorted or not."""
     with pytest.MonkeyPatch.context() as patch:
@@ -112,6 +114,7 @@ def nodes(value: Any) -> int:
 
 
 @given(VALUES)
+@pytest.mark.slow
 def test_small_values_are_left_alone(value: Any) -> None:
     """A value that is freed quickly is not dismantled."""
     before = PLAIN.encode(value)
@@ -175,6 +178,7 @@ def test_what_is_parsed_in_steps_is_the_same(data: st.DataObject) -> None:
 
 @settings(max_examples=200)
 @given(VALUES, st.integers(4, 60), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ":")]), st.data())
+@pytest.mark.slow
 def test_in_pieces_of_any_size_a_value_is_the_same(
     value: Any, size: int, separators: tuple[str, str], data: st.DataObject
 ) -> None:
@@ -200,6 +204,7 @@ def test_in_pieces_of_any_size_a_value_is_the_same(
     ids=["members", "texts", "figures", "objects", "behind a long text"],
 )
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.slow
 def test_no_call_reads_many_members(value: Any, separators: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Members are read some thousands at a time, however many an object or a list has: each becomes an object."""
     most, read_json = 0, msgspec.json.decode

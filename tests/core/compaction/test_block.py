@@ -254,6 +254,7 @@ def test_no_name_is_left_half() -> None:
 
 
 @pytest.mark.parametrize("kind", ["agent", "chat", "chinese"])
+@pytest.mark.slow
 async def test_a_later_block_holds_no_earlier_one(kind: str) -> None:
     """Every block of a long conversation is made of the originals: one header each, whatever came before."""
     messages = agent_session(30, 300) if kind == "agent" else [m for turn in range(40) for m in chat_turn(turn, 150)]

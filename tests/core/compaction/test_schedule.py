@@ -377,6 +377,7 @@ def test_an_allocation_never_makes_a_view_fit_less(
 
 @settings(max_examples=200)
 @given(histories(), figures)
+@pytest.mark.slow
 def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item], asked: TokenBudget) -> None:
     """A result no model has read is cut only if it would not fit beside task, newest user text and a note."""
     plan, count = schedule(items, asked), len(items)
@@ -399,6 +400,7 @@ def test_unread_results_are_cut_only_if_they_cannot_stay_whole(items: list[Item]
 
 @settings(max_examples=150)
 @given(histories(), figures)
+@pytest.mark.slow
 def test_the_same_request_gets_the_same_compaction(items: list[Item], asked: TokenBudget) -> None:
     """A conversation that was compacted at its end and fits is not compacted again when it comes once more."""
     plan = schedule(items, asked)

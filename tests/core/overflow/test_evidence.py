@@ -452,6 +452,7 @@ def test_a_size_of_a_picture_needs_a_nearly_full_window() -> None:
         ("Request body too large", 4_000, True),
     ],
 )
+@pytest.mark.slow
 def test_a_size_in_bytes_is_compared_with_the_body(message: str, sent: int, believed: bool) -> None:
     """If a window is known, a complaint that states bytes is about this request only if it has that many."""
     prior = Prior(counted=500, window=8_192, body=b" " * sent)

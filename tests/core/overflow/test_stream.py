@@ -166,6 +166,7 @@ pieces = st.one_of(
 
 @settings(max_examples=300)
 @given(st.lists(pieces, max_size=6), st.lists(st.integers(0, 400), max_size=12))
+@pytest.mark.slow
 def test_any_stream_in_any_chunks(parts: list[bytes], points: list[int]) -> None:
     """Any chunking of any bytes gives the same verdict and the same overflow."""
     raw = b"".join(parts)
@@ -370,6 +371,7 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.slow
 def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
     """Whatever an answer begins with, and however it is cut, it is looked at in time that grows with it."""
     piece, size = HOSTILE[kind]
@@ -384,6 +386,7 @@ def test_an_opening_costs_no_more_per_byte_the_longer_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"data: xxxxxxxxxx", b'"error" xxxxxxxx', b'data: {"error":1}\n\n', b"\n\n"])
+@pytest.mark.slow
 def test_what_follows_costs_no_more_per_byte_the_longer_it_is(piece: bytes) -> None:
     """Events behind the first content are looked at in time that grows with them, however they are cut."""
 

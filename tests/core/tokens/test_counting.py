@@ -168,6 +168,7 @@ def test_parts_are_counted_and_named() -> None:
         ("", "Base of this skill:\n", ""),
     ],
 )
+@pytest.mark.slow
 def test_a_hostile_text_is_searched_in_one_pass(before: str, repeated: str, after: str) -> None:
     """A text that is made to be expensive is searched in one pass, and a bounded number of its parts is counted."""
 

@@ -103,6 +103,7 @@ def test_later_messages_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 200_000])
+@pytest.mark.slow
 async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
     """Results that are capped before they are first sent are counted as capped, known window or not."""
     counts = []

@@ -141,6 +141,7 @@ async def test_a_tool_that_was_called_stays(stub: StartStub, tmp_path: Path, api
 
 @every
 @pytest.mark.parametrize("case", ["few tools", "own name", "a choice", "a form", "unknown window"])
+@pytest.mark.slow
 async def test_other_requests_are_left_alone(stub: StartStub, tmp_path: Path, api: str, case: str) -> None:
     """A request whose tools have room, or to which no search may be added, is sent as without the feature."""
     server = await stub(window=200_000, wording=WORDING[api])
@@ -192,6 +193,7 @@ async def test_a_window_that_is_smaller_than_believed_is_learned(stub: StartStub
     assert len(server.seen[2].body) < len(server.seen[1].body)
 
 
+@pytest.mark.slow
 async def test_there_is_room_for_a_tool_however_long_the_session_is(stub: StartStub, tmp_path: Path) -> None:
     """A part of the window is left for it, so that a view just below the high mark does not shut the search."""
     server = await stub(window=WINDOW)
