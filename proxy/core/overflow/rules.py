@@ -30,18 +30,19 @@ Also ``.``: end of a sentence.
 LONGEST_TEXT = 6_000
 """Characters of a text that are read: an error states its reason at the beginning."""
 
-_LONGEST_RUN = 8
+_LONGEST_RUN = 12
 """Characters of the longest word in a script that is written without spaces."""
 
 _MOST_FILLER = 9
 """Words without a notion in a row that get a letter each; further ones are dropped, since no pattern spans more."""
 
-_CJK = "\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
+_UNSPACED = "\u0900-\u097f\u0e00-\u0e7f\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
+"""Scripts that are read by their characters: Thai and Chinese have no spaces, and Hindi's vowels are no letters."""
 _TOKEN = lazy_pattern(
     r"(?P<below>(?<![\d)\]] )(?<=[\s:=(])-\d{2,})"
     rf"|(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
-    rf"|(?P<run>[{_CJK}]+)"
-    rf"|(?P<word>[^\W\d_{_CJK}](?:[^\W{_CJK}]|['’/.-](?=[^\W_{_CJK}]))*)"
+    rf"|(?P<run>[{_UNSPACED}]+)"
+    rf"|(?P<word>[^\W\d_{_UNSPACED}](?:[^\W{_UNSPACED}]|['’/.-](?=[^\W_{_UNSPACED}]))*)"
     r"|(?P<of>(?<=\d)(?: ?/ ?| (?:of|de|von|van|из) )(?=\d))|(?P<colon>(?<=\d):(?!\S))|(?P<arrow>[=-]>|<\d{3}>)"
     r"|(?P<over>>=?|≥)|(?P<under><=?|≤)|(?P<range>\[\s*[01]\s*,)"
     r"|(?P<end>\](?=\s)|\.(?!\w)|(?<=\d)\.(?=[A-Za-z])|[!?;|\n。；！？])|(?P<sign>[+,、，-])"
@@ -238,7 +239,7 @@ def _folded(text: str) -> str:
 
 
 def _is_run(phrase: str) -> bool:
-    return bool(re.fullmatch(rf"[{_CJK}]+\*?", phrase))
+    return bool(re.fullmatch(rf"[{_UNSPACED}]+\*?", phrase))
 
 
 def _letter(kind: str | None, sign: str) -> str:
