@@ -45,7 +45,7 @@ and were left out: 40 of 45 and 8 of 86, 42 and 4 with a window. Then it was men
 
 ``fifteenth`` was collected in the same way after that mending. First scored, without a known window, it gave 36 of 40
 and 6 of 50 (7 with a request as long as the errors say), as well as with one; with the three overflows and three
-look-alikes that resemble known rows 39 of 43 and 6 of 53.
+look-alikes that resemble known rows 39 of 43 and 6 of 53. Then it was mended for.
 
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.

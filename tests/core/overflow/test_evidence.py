@@ -303,6 +303,14 @@ def test_credentials_beside_a_text_without_figures(status: int, believed: bool) 
         ({"message": "The message is larger than the queue's maximum of 262144"}, False),
         ({"message": "Value too large for cache: 2575015 bytes > 1048576 bytes"}, False),
         ({"message": "昵称长度超过20个字符"}, False),
+        ({"message": "Cuộc trò chuyện quá dài, hãy bắt đầu cuộc trò chuyện mới."}, True),
+        ({"message": "Tên cuộc trò chuyện quá dài"}, False),
+        ({"message": "Żądanie przekracza limit tokenów wejścia; nie wysłano go."}, True),
+        ({"message": "대화가 너무 길어졌어요. 입력이 모델의 최대 길이를 넘었습니다"}, True),
+        ({"message": "השיחה ארוכה מדי"}, True),
+        ({"message": "บทสนทนายาวเกินไป"}, True),
+        ({"message": "Chunk exceeds the embedding model's context"}, False),
+        ({"message": "block_size (784) must be <= max_num_batched_tokens (256)"}, False),
     ],
 )
 def test_what_a_conversation_is_called(error: dict[str, str], believed: bool) -> None:

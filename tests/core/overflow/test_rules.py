@@ -59,6 +59,8 @@ def read(text: str) -> tuple[str, list[int]]:
         ("9003/8192 tokens", "N/NK", [9_003, 8_192]),
         ("9003 of 8192 tokens, 5 of them", "N/NK,N__", [9_003, 8_192, 5]),
         ("max-model-len 4096", "WN", [4_096]),
+        ("ข้อความยาวเกินไป: 9003", "IEN", [9_003]),
+        ("संदेश बहुत लंबा", "IE", []),
         ("İSTEM ÇOK UZUN", "JE", []),
         ("(request id: 20261127101) 8192 tokens", "_NK", [8_192]),
         ("extra_body.top_k 4096", "__N", [4_096]),
