@@ -134,10 +134,21 @@ def compaction_item(compaction: OwnCompaction, key: bytes) -> dict[str, str]:
 
 
 def response(
-    compaction: OwnCompaction, item: Mapping[str, str], kind: Kind, model: str, created: int, *, stream: bool
+    compaction: OwnCompaction,
+    item: Mapping[str, str],
+    kind: Kind,
+    request_body: bytes,
+    model: str,
+    created: int,
+    *,
+    stream: bool,
 ) -> tuple[bytes, str]:
-    """Return the response body with *compaction* and its *item*, and its content type; *created* is Unix time."""
-    usage, name = output_usage(compaction.input_tokens, compaction.output_tokens), item["id"].removeprefix("cmp_")
+    """Return the response body with *compaction* and its *item*, and its content type; *created* is Unix time.
+
+    Its id belongs to the body of the request, because the same block may answer another one.
+    """
+    usage = output_usage(compaction.input_tokens, compaction.output_tokens)
+    name = hashlib.sha256(item["id"].encode() + request_body).hexdigest()[:32]
     if kind == "endpoint":
         # https://platform.openai.com/docs/api-reference/responses/compact; the user's items stay byte for byte.
         head = json.dumps({"id": f"resp_{name}", "object": "response.compaction", "created_at": created})[:-1]

@@ -158,7 +158,9 @@ class ClientCompaction(Feature):
         compaction = await offload(size, compact, measured, kind, ours, self._shares, count, summary.text)
         item = compaction_item(compaction, self._records.item_key())
         model = request.path_model or envelope.model
-        body, content_type = response(compaction, item, kind, model, int(self._now()), stream=envelope.stream)
+        body, content_type = response(
+            compaction, item, kind, parsed.body, model, int(self._now()), stream=envelope.stream
+        )
         overhead = engine.run.overhead_so_far()
         report = report_of_local(
             measured,

@@ -73,12 +73,26 @@ async def test_on_its_own_path_the_users_messages_stay() -> None:
     assert 3 < len(verbatim) < len(users)
     assert sum(count_tokens(text_of(item)) for item in verbatim) <= 0.2 * WINDOW
     assert "Question 3:" in found.text
-    body, content_type = response(found, item_of(replica, found), "endpoint", "m", 1_760_000_000, stream=True)
+    body, content_type = response(found, item_of(replica, found), "endpoint", b"{}", "m", 1_760_000_000, stream=True)
     answer = json.loads(body)
     assert content_type == "application/json"
     assert (answer["object"], answer["output"][:-1]) == ("response.compaction", verbatim)
     assert answer["output"][-1] == item_of(replica, found)
     assert answer["usage"]["total_tokens"] == found.input_tokens + found.output_tokens
+
+
+@pytest.mark.parametrize("kind", ["endpoint", "trigger"])
+async def test_no_two_requests_get_the_same_response(kind: Kind) -> None:
+    """Ids of responses differ although the compaction is the same; the item, which is the same, keeps its id."""
+    replica = Replica()
+    found = await made(replica, next_request("responses", agent_session(6, 200)), kind)
+    item = item_of(replica, found)
+    answers = [
+        json.loads(response(found, item, kind, request, "m", 1_760_000_000, stream=False)[0])
+        for request in (b"a", b"b")
+    ]
+    assert answers[0]["id"] != answers[1]["id"]
+    assert answers[0]["output"] == answers[1]["output"]
 
 
 async def test_a_second_compaction_carries_the_first_on() -> None:
