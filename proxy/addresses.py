@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
+
+BACKLOG: Final = 1024
+"""Connections that may wait to be accepted on each socket of a proxy."""
 
 
 def bracketed(host: str) -> str:

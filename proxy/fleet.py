@@ -73,6 +73,7 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
             shutdown=shutdown,
             log_event=lambda event, **facts: logs.log.info(event, **facts),
             on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
+            listener=reserved,
         )
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if shutdown.requested.is_set():

@@ -257,9 +257,8 @@ class Process:
     async def _listen(self, settings: Settings) -> None:
         """Listen on the configured address, and answer the pages of other workers. Raises ``CannotListen``."""
         host, port = settings.server.host, settings.server.port
-        shared = self.surroundings.worker.count > 1
         try:
-            self.port = await self.server.start(host, port, reuse_port=shared)
+            self.port = await self.server.start(host, port, self.surroundings.worker.listener)
         except OSError as error:
             raise CannotListen(host, port, error) from error
         await self.page.start(self.surroundings.tasks.spawn)
@@ -308,12 +307,13 @@ class Process:
         self.surroundings.logs.log.warning("server.out_of_descriptors", count=new, limit=limit, advice=advice)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for running requests, then for the summaries that they started: *seconds* in all."""
+        """Wait for running requests, then for the summaries they started, *seconds* in all; then stop listening."""
         deadline = time.monotonic() + seconds
         self.page.close()
         await self.server.drain(seconds)
         if self.jobs is not None:
             await self.jobs.finish(max(0.0, deadline - time.monotonic()))
+        await self.server.stop_listening()
 
     async def close(self) -> None:
         """Stop listening, then close the parts that the server uses."""

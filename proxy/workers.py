@@ -2,9 +2,12 @@
 
 The parent runs ``Supervisor(...).run()``, which starts workers, restarts those that crash, drains and ends them. Each
 worker is a fresh interpreter that runs one coroutine function, named as ``module:function`` and called as
-``await function(argument, worker)``; its result is the exit code. Workers share a port with SO_REUSEPORT
-(https://man7.org/linux/man-pages/man7/socket.7.html): the parent reserves it with a socket that does not listen, and
-each worker listens with ``reuse_port`` (``Server.start``).
+``await function(argument, worker)``; its result is the exit code.
+
+Workers share a port with SO_REUSEPORT (https://man7.org/linux/man-pages/man7/socket.7.html): each listens on a socket
+of its own (``Server.start``), so that the system spreads connections evenly. The parent listens on one more, which
+every worker inherits and accepts from. It outlives them: while no worker runs, connections wait there and are not
+refused.
 
 The life of one worker's place, which ``Supervisor._restart_forever`` runs:
 
@@ -41,6 +44,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from proxy.addresses import BACKLOG
+
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
     import uvloop
@@ -73,12 +78,14 @@ _MOST_READ: Final = 65_536
 class Worker:
     """One of *count* workers; *index* counts from 0 and stays the same after a restart.
 
-    ``updates`` gets each further argument that the parent sends; None if there is no parent.
+    ``updates`` gets each further argument that the parent sends, and on ``listener`` the parent listens for all
+    workers; both are None if there is no parent.
     """
 
     index: int
     count: int
     updates: asyncio.Queue[Any] | None = field(default=None, compare=False)
+    listener: socket.socket | None = field(default=None, compare=False)
 
 
 LogEvent = Callable[..., None]
@@ -157,7 +164,7 @@ def without_collections() -> Iterator[None]:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Return a socket bound to *host* and *port* (0: any free one) that does not listen; workers can share its port.
+    """Return a socket that listens on *host* and *port* (0: any free one), whose port workers can share.
 
     Keep it open while workers run. Raises ``OSError`` if another process listens there.
     """
@@ -172,6 +179,7 @@ def reserve(host: str, port: int) -> socket.socket:
         # Connections of an earlier process stay in TIME_WAIT for a minute, without having shared their port.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(reserved, family, address, socket.SO_REUSEPORT)
+        reserved.listen(BACKLOG)
     except OSError:
         reserved.close()
         raise
@@ -192,7 +200,8 @@ class Supervisor:
     *main* is ``module:function``. *argument* is anything that can be pickled; it reaches the worker through a pipe, so
     that secrets show neither in the process list nor in the environment. Workers have *drain* seconds to end after the
     first signal of *shutdown*; a second one ends them immediately. *on_exit* is called with the pid of each worker that
-    ended.
+    ended. All workers inherit *listener*, which is closed here at the shutdown: the last worker that ends closes the
+    port.
     """
 
     def __init__(
@@ -206,6 +215,7 @@ class Supervisor:
         shutdown: Shutdown,
         log_event: LogEvent,
         on_exit: OnExit,
+        listener: socket.socket,
     ) -> None:
         self._main = main
         self._payload = pickle.dumps(argument)
@@ -214,6 +224,7 @@ class Supervisor:
         self._drain = drain
         self._log_event = log_event
         self._on_exit = on_exit
+        self._listener = listener
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._shutdown = shutdown
         self._false_starts = [0] * count
@@ -267,10 +278,15 @@ class Supervisor:
 
     async def _run_one(self, index: int) -> int:
         """Start worker *index* and wait for its end; return its exit code."""
-        command = [sys.executable, "-m", "proxy.workers", self._main, str(index), str(self._count)]
+        inherited = self._listener.fileno()
+        command = [sys.executable, "-m", "proxy.workers", self._main, str(index), str(self._count), str(inherited)]
         # A session of its own: Ctrl-C in a terminal reaches the parent alone, which then drains the workers.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, env=self._environ, start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            env=self._environ,
+            start_new_session=True,
+            pass_fds=(inherited,),
         )
         self._processes[index] = process
         self._log_event("worker.started", worker=index, pid=process.pid)
@@ -295,6 +311,7 @@ class Supervisor:
         """
         await self._shutdown.requested.wait()
         self._signal_all(signal.SIGTERM)
+        self._listener.close()
         async with asyncio.TaskGroup() as group:
             immediate = group.create_task(self._shutdown.immediate.wait(), name="second-signal")
             ended = group.create_task(asyncio.wait(slots), name="workers-ended")
@@ -393,4 +410,5 @@ def _read_exactly(pipe: int, length: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker(sys.argv[1], Worker(int(sys.argv[2]), int(sys.argv[3]))))
+    listener = socket.socket(fileno=int(sys.argv[4]))
+    sys.exit(run_worker(sys.argv[1], Worker(int(sys.argv[2]), int(sys.argv[3]), listener=listener)))

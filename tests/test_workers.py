@@ -40,6 +40,7 @@ async def main(argument, worker):
             await writer.drain()
             writer.close()
         server = await asyncio.start_server(answer, "127.0.0.1", argument["port"], reuse_port=True)
+        shared = await asyncio.start_server(answer, sock=worker.listener)
     (folder / f"{worker.index}-{os.getpid()}").write_text(f"{worker.count} {os.environ['COLOUR']} {argument['secret']}")
     await requested.wait()
     await asyncio.sleep(argument.get("linger", 0))
@@ -65,7 +66,7 @@ async def until(holds):
 class Run:
     """A supervisor under test, its events and its files."""
 
-    def __init__(self, folder, count=2, drain=5.0, on_exit=lambda pid: None, **argument):
+    def __init__(self, folder, count=2, drain=5.0, on_exit=lambda pid: None, listener=None, **argument):
         self.folder = folder
         self.events = []
         self.shutdown = Shutdown()
@@ -79,6 +80,7 @@ class Run:
             shutdown=self.shutdown,
             log_event=lambda event, **facts: self.events.append((event, facts)),
             on_exit=on_exit,
+            listener=listener or reserve("127.0.0.1", 0),
         )
         self.task = asyncio.get_running_loop().create_task(self.supervisor.run())
 
@@ -210,7 +212,7 @@ async def test_workers_share_a_port(folder):
     """All workers answer on the reserved port, and on nothing else's: a second reservation of a served port fails."""
     held = reserve("127.0.0.1", 0)
     port = held.getsockname()[1]
-    run = Run(folder, count=2, port=port)
+    run = Run(folder, count=2, listener=held, port=port)
     await run.until(lambda: len(run.started()) == 2)
 
     async def ask():
@@ -226,15 +228,37 @@ async def test_workers_share_a_port(folder):
         reserve("127.0.0.1", port)
     run.shutdown.stop()
     assert await run.task == 0
-    held.close()
+
+
+async def test_connections_wait_while_no_worker_runs(folder):
+    """When all workers have crashed the port stays open: who connects is answered once one has started again."""
+    held = reserve("127.0.0.1", 0)
+    port = held.getsockname()[1]
+    run = Run(folder, count=2, listener=held, port=port)
+    await run.until(lambda: len(run.started()) == 2)
+    for _ in range(2):
+        crashed = set(run.started().values())
+        for pid in crashed:
+            os.kill(pid, signal.SIGKILL)
+        await run.until(lambda: run.names().count("worker.ended") == len(list(folder.glob("[0-9]-*"))))
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, writer in connections:
+            writer.write(b"who\n")
+            assert await asyncio.wait_for(reader.read(), 60) in {b"0", b"1"}
+            writer.close()
+        await run.until(lambda before=crashed: len(set(run.started().values()) - before) == 2)
+    run.shutdown.stop()
+    assert await run.task == 0
+    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 PARENT = """
 import asyncio, os, sys
-from proxy.workers import Shutdown, Supervisor
+from proxy.workers import Shutdown, Supervisor, reserve
 supervisor = Supervisor("worker_main:main", {"folder": sys.argv[1], "secret": "x"}, 1, environ=os.environ, drain=5,
                         shutdown=Shutdown(), log_event=lambda event, **facts: print(event, flush=True),
-                        on_exit=lambda pid: None)
+                        on_exit=lambda pid: None, listener=reserve("127.0.0.1", 0))
 asyncio.run(supervisor.run())
 """
 

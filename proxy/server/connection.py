@@ -153,9 +153,18 @@ class Connection(web.RequestHandler):
         """True if no request is waiting or answered on it; one may be arriving."""
         return self.request is None and not self._messages and not self._expected
 
+    @property
+    def unanswered(self) -> bool:
+        """True if it has brought no request that was answered."""
+        # aiohttp's time at which an idle connection is closed; it is set after each answer.
+        return not self._next_keepalive_close_time
+
     def close_if_idle(self) -> None:
-        """Close the connection if no request is being read, waiting or answered on it."""
-        if self.idle:
+        """Close the connection if it had an answer, and no request is being read, waiting or answered on it.
+
+        A new connection stays: its first request has probably been sent.
+        """
+        if self.idle and not self.unanswered:
             self.force_close()
 
     def remember(self, caller: Caller) -> None:
@@ -415,7 +424,7 @@ class Listener(web.Server):
 
     ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
     ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
-    any descriptor was left.
+    any descriptor was left, ``accepted`` all.
     """
 
     def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
@@ -439,6 +448,7 @@ class Listener(web.Server):
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
         self._leaving: set[Connection] = set()
+        self.accepted = 0
         self.crowded = 0
 
     def connect(self) -> Connection:
@@ -458,6 +468,7 @@ class Listener(web.Server):
         accept them again without end.
         """
         super().connection_made(handler, transport)
+        self.accepted += 1
         short = descriptors_short(transport.get_extra_info("socket").fileno())
         crowded = short > 0
         self.crowded += crowded
@@ -483,9 +494,13 @@ class Listener(web.Server):
         super().connection_lost(handler, exc)
 
     def close_idle(self) -> None:
-        """Close the connections on which no request is under way."""
+        """Close the connections on which no request is under way, except new ones."""
         for connection in self.connections:
             cast("Connection", connection).close_if_idle()
+
+    def expects_requests(self) -> bool:
+        """True if a request is under way on any connection, or a first one may be."""
+        return any(connection.unanswered or not connection.idle for connection in self._open)
 
     def _make_room(self) -> bool:
         """Close the oldest idle connection. Return False if none is idle."""

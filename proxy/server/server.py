@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from proxy.addresses import is_loopback
+from proxy.addresses import BACKLOG, is_loopback
 from proxy.engine.ports import Exchange, Upstream
 from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
@@ -16,6 +17,18 @@ from proxy.server.connection import Listener
 from proxy.server.handler import Handler
 from proxy.server.models import Models
 from proxy.tasks import Faults
+
+_EMPTY_ROUNDS: Final = 4
+"""Rounds of the event loop without a new connection that show that none waits.
+
+uvloop accepts one connection a round, and asyncio takes three rounds before the first.
+"""
+
+_LAST_SECONDS: Final = 0.25
+"""Seconds that the last connections have to bring a request; clients send it with the handshake's last packet."""
+
+_LOOKS: Final = 25
+"""Number of times that these connections are looked at meanwhile."""
 
 
 class Server:
@@ -51,7 +64,7 @@ class Server:
         self._faults = faults = faults or Faults()
         self._handler = Handler(config, engine, upstream, route, observers, access, self._drain, local, models, faults)
         self._listener: Listener | None = None
-        self._sockets: asyncio.Server | None = None
+        self._sockets: list[asyncio.Server] = []
         self._before = before
 
     def take_over(self) -> set[asyncio.Task[Any]]:
@@ -94,15 +107,23 @@ class Server:
             return {}
         return self._listener.refusals
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken."""
+    async def start(self, host: str, port: int, shared: socket.socket | None = None) -> int:
+        """Listen on *port*, or on a free one if it is 0, and return it. Raises ``OSError`` if it is taken.
+
+        Workers share the port, and accept connections of the socket *shared*, too, on which their parent listens.
+        """
         self._listener = Listener(self._handler, self._limits, self._faults)
-        self._sockets = await asyncio.get_running_loop().create_server(
-            self._listener.connect, host, port, reuse_port=reuse_port, backlog=1024, start_serving=False
+        loop, connect = asyncio.get_running_loop(), self._listener.connect
+        own = await loop.create_server(
+            connect, host, port, reuse_port=shared is not None, backlog=BACKLOG, start_serving=False
         )
-        addresses = [socket.getsockname() for socket in self._sockets.sockets]
+        self._sockets.append(own)
+        addresses = [bound.getsockname() for bound in own.sockets]
         self._access.loopback = all(is_loopback(address[0]) for address in addresses)
-        await self._sockets.start_serving()
+        if shared is not None:
+            self._sockets.append(await loop.create_server(connect, sock=shared, backlog=BACKLOG, start_serving=False))
+        for sockets in self._sockets:
+            await sockets.start_serving()
         actual: int = addresses[0][1]
         return actual
 
@@ -116,10 +137,36 @@ class Server:
             self._listener.close_idle()
         await self._drain.drain(seconds)
 
+    async def stop_listening(self) -> None:
+        """Close the port so that no connection is reset: those that wait are accepted first, and answered with 503.
+
+        The system completes handshakes before they are accepted, and resets such connections when the port is closed
+        (https://man7.org/linux/man-pages/man2/listen.2.html). A client does not know then if its request was answered.
+        """
+        if self._listener is None:
+            return
+        await self._accept_waiting(self._listener)
+        for sockets in self._sockets:
+            sockets.close()
+        for _ in range(_LOOKS):
+            if not self._listener.expects_requests():
+                return
+            await asyncio.sleep(_LAST_SECONDS / _LOOKS)
+
+    async def _accept_waiting(self, listener: Listener) -> None:
+        """Let the event loop accept the connections that wait, but not all that clients may go on to open."""
+        accepted, empty_rounds = listener.accepted, 0
+        most = accepted + BACKLOG
+        while empty_rounds < _EMPTY_ROUNDS and listener.accepted < most:
+            await asyncio.sleep(0)
+            empty_rounds += 1
+            if listener.accepted != accepted:
+                accepted, empty_rounds = listener.accepted, 0
+
     async def close(self) -> None:
         """Stop listening and end all connections, at once."""
-        if self._sockets is not None:
-            self._sockets.close()
+        for sockets in self._sockets:
+            sockets.close()
         await self.drain(0)
         for close_socket in list(self._drain.socket_closers):
             close_socket()

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 
+import pytest
 from openai import AsyncOpenAI
 
 from tests.support.server_fixture import eventually, raw_answer, running_server
@@ -40,6 +42,31 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
         assert await asyncio.wait_for(reader.read(), 60) == b"3\r\ntwo\r\n0\r\n\r\n"
         await asyncio.wait_for(drained, 60)
         assert at.server.in_flight == 0
+
+
+async def test_connections_that_wait_at_the_end_are_answered():
+    """What the system accepted before the port was closed gets a readable 503, and no reset."""
+    async with running_server() as at:
+        waiting = [socket.create_connection(("127.0.0.1", at.port)) for _ in range(30)]
+        for connection in waiting[:-1]:
+            connection.sendall(POST)
+        await asyncio.wait_for(at.server.drain(5), 60)
+        silent = waiting.pop()
+        late = socket.create_connection(("127.0.0.1", at.port))
+        ended = asyncio.ensure_future(at.server.stop_listening())
+        await asyncio.sleep(0)
+        late.sendall(POST)
+        await asyncio.wait_for(ended, 60)
+        await at.server.close()
+        for connection in (*waiting, late):
+            connection.settimeout(60)
+            answer = b"".join(iter(lambda at_end=connection: at_end.recv(65_536), b""))
+            assert answer.startswith(b"HTTP/1.1 503"), answer
+            connection.close()
+        assert silent.recv(1) == b"", "a connection without a request is closed, not waited for"
+        silent.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", at.port))
 
 
 async def test_what_outlives_the_drain_is_cut_with_a_word():
