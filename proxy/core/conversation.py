@@ -65,14 +65,16 @@ class Result(msgspec.Struct, frozen=True, gc=False):
 class WrittenResult(msgspec.Struct, frozen=True, gc=False):
     """A tool result written as text at the beginning of a user's message; its heading is ``head`` characters long.
 
-    ``tool`` is a digest of the tool that it names, 0 if none. The result is the first ``parts`` parts of the content;
-    ``user_parts`` are the indexes of the parts with the user's own words.
+    ``tool`` is a digest of the tool that it names, 0 if none. The result is in the parts of the content from ``first``
+    to ``parts``, which is left out; parts that the client added may come before. ``user_parts`` are the indexes of the
+    parts with the user's own words.
     """
 
     tool: int
     head: int
     parts: int
     user_parts: tuple[int, ...] = ()
+    first: int = 0
 
 
 class WrittenCalls(msgspec.Struct, frozen=True, gc=False):

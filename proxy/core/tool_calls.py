@@ -4,7 +4,7 @@ They are computed once, when an item is first read. A call and its result are in
 
 Some models cannot use the API's tool calls: their clients write calls and results as text. A user's message is read as
 a result only if it begins like one and the model's message before it contains a call. Further parts of that message are
-the user's own words, except parts that the client is known to add.
+the user's own words, except parts that the client is known to add; these may also come before the result.
 """
 
 from __future__ import annotations
@@ -227,6 +227,9 @@ _ARGUMENT: Final = lazy_pattern(r'<(?:parameter(?:=| name="))?(?P<key>\w{1,64})"
 _DECODER: Final = json.JSONDecoder()
 _CLOSING: Final = lazy_pattern(r"</(\w+)>\s*\Z")
 
+_MOST_ADDED: Final = 65_536
+"""Characters of a block that a client adds before a result: one of Cline's lists up to 200 files."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextToolFormat:
@@ -252,30 +255,49 @@ class TextToolFormat:
         texts = [content]
         if isinstance(content, list):
             texts = [_text(part) for part in content]
-        if not texts or not isinstance(texts[0], str):
+        first = next((at for at, text in enumerate(texts) if not self._is_added(text)), len(texts))
+        if first == len(texts) or not isinstance(texts[first], str):
             return None
-        match = self._match_result(texts[0])
+        match = self._match_result(texts[first])
         if match is None:
             return None
         head = match.end()
-        parts = self._result_parts(texts, head)
+        parts = self._result_parts(texts, first, head)
         user_parts = tuple(at for at in range(parts, len(texts)) if self._is_user_text(texts[at]))
-        return WrittenResult(name_digest(match.groupdict().get("name") or ""), head, parts, user_parts)
+        return WrittenResult(name_digest(match.groupdict().get("name") or ""), head, parts, user_parts, first)
 
     def _match_result(self, text: str) -> re.Match[str] | None:
-        beginning = text[:_BEGINNING]
-        start = len(beginning) - len(beginning.lstrip())
+        start = _text_start(text, self._added_end(text))
         for pattern in self.result_patterns:
-            if match := pattern.match(beginning, start):
+            if match := pattern.match(text, start, start + _BEGINNING):
                 return match
         return None
 
-    def _result_parts(self, texts: Sequence[str | None], head: int) -> int:
-        """Return how many of *texts* are results: the one with the heading, its text if separate, further results."""
-        is_only_head = not (texts[0] or "")[head:].strip()
-        parts = 1
-        if is_only_head and len(texts) > 1 and texts[1] is not None:
-            parts = 2
+    def _added_end(self, text: str) -> int:
+        """Return the end of the block that the client added at the beginning of *text*; 0 if there is none."""
+        start = _text_start(text, 0)
+        prefix = next((prefix for prefix in self.added_prefixes if text.startswith(prefix, start)), "")
+        if not prefix:
+            return 0
+        closing = prefix.replace("<", "</", 1)
+        end = text.find(closing, start, start + _MOST_ADDED)
+        if end < 0:
+            return 0
+        return end + len(closing)
+
+    def _is_added(self, text: str | None) -> bool:
+        """True if the client added all of *text*."""
+        if not isinstance(text, str):
+            return False
+        end = self._added_end(text)
+        return end > 0 and not text[end:].strip()
+
+    def _result_parts(self, texts: Sequence[str | None], first: int, head: int) -> int:
+        """Return the index behind the results: the one with the heading, its text if separate, further results."""
+        is_only_head = not (texts[first] or "")[head:].strip()
+        parts = first + 1
+        if is_only_head and len(texts) > parts and texts[parts] is not None:
+            parts += 1
         while parts < len(texts) and self._is_result(texts[parts]):
             parts += 1
         return parts
@@ -288,6 +310,12 @@ class TextToolFormat:
 
 
 NO_TEXT_FORMAT = TextToolFormat()
+
+
+def _text_start(text: str, start: int) -> int:
+    """Return the index in *text* behind the white space at *start*."""
+    beginning = text[start : start + _BEGINNING]
+    return start + len(beginning) - len(beginning.lstrip())
 
 
 def _call(match: re.Match[str], text: str) -> tuple[str, str]:
@@ -395,7 +423,7 @@ def _may_answer(written: WrittenResult, calls: WrittenCalls | None) -> bool:
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:
     """Return *entry*, the words of a message, as those of the tool result that it is."""
     content = decode(raw).get("content")
-    result = "\n".join(_texts(content)[: written.parts])[written.head :]
+    result = "\n".join(_texts(content)[written.first : written.parts])[written.head :]
     user_text = _user_text(content, written)
     return replace(entry, role="tool", user_text=user_text, results=((result.strip("\n"), False),))
 
@@ -430,11 +458,12 @@ def replace_written_result(
         replaced = quoted(_framed(content, text, written))
         return (source[: field.start] + replaced + source[field.end :]).encode()
     parts = [value[start:end] for start, end in elements(value, 0)[0]]
-    first = quoted({**content[0], "text": _framed(_text(content[0]) or "", text, written)})
+    at_result, behind = written.first, written.parts
+    result = quoted({**content[at_result], "text": _framed(_text(content[at_result]) or "", text, written)})
     media: list[str] = []
     if is_media is not None:
-        media = [parts[at] for at in range(1, written.parts) if is_media(content[at])]
-    replaced = "[" + ",".join([first, *media, *parts[written.parts :]]) + "]"
+        media = [parts[at] for at in range(at_result + 1, behind) if is_media(content[at])]
+    replaced = "[" + ",".join([*parts[:at_result], result, *media, *parts[behind:]]) + "]"
     return (source[: field.start] + replaced + source[field.end :]).encode()
 
 

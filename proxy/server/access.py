@@ -24,6 +24,9 @@ _STATELESS_POST: Final = frozenset(
     {"chat/completions", "completions", "embeddings", "messages", "messages/count_tokens", "responses", "moderations"}
     | {"rerank", "responses/compact", "responses/input_tokens"}
 )
+_MAY_CONTINUE: Final = frozenset({"responses/input_tokens"})
+"""Relayed routes whose body may name what the provider stores: https://platform.openai.com/docs/api-reference/responses"""
+
 _STATELESS_GET: Final = frozenset({"models", "realtime", "v1beta/models", "v1alpha/models"})
 _STATELESS_TREES: Final = ("audio/", "images/")
 """Routes below an API's root, by method, that neither read nor store data that another caller could reach."""
@@ -151,16 +154,28 @@ class Access:
             reason = f"{reason} Base URLs of the API end in one /v1."
         raise Forbidden(reason)
 
-    def check_stored(self, body: bytes, upstream: str, headers: Iterable[tuple[str, str]]) -> None:
+    def check_relayed(
+        self, method: str, path: str, upstream: str, body: bytes | None, headers: Iterable[tuple[str, str]]
+    ) -> None:
+        """Raise ``Forbidden`` if a relayed request could reach data that *upstream* may have stored for another caller.
+
+        *body* is None if it was not read as a whole.
+        """
+        self.check_stateless(method, path, upstream)
+        if api_path(path) in _MAY_CONTINUE:
+            self.check_stored(body, upstream, headers)
+
+    def check_stored(self, body: bytes | None, upstream: str, headers: Iterable[tuple[str, str]]) -> None:
         """Raise ``Forbidden`` if *body* continues data that *upstream* may have stored for another caller.
 
-        A body that, by its *headers*, has a content-encoding cannot be checked, and is forbidden too.
+        A body that was not read (None) or, by its *headers*, has a content-encoding cannot be checked, and is forbidden
+        too.
         """
         # With one access key all callers are one tenant, and what the upstream stores is theirs.
         if len(self._keys) <= 1 or upstream not in self._shared_upstreams:
             return
         coded = any(name.lower() == "content-encoding" for name, _ in headers)
-        if coded or continues_stored(body):
+        if body is None or coded or continues_stored(body):
             raise Forbidden(
                 "Behind shared access keys a request cannot go on from a stored response, conversation or item, which "
                 "may be another caller's: leave out previous_response_id, conversation and item_reference and send the "

@@ -312,7 +312,8 @@ class Handler:
             end_to_end = (*end_to_end, ("Content-Length", str(request.content_length)))
         upstream = self._upstream_of(call, model)
         method, path = request.method, call.path
-        self._access.check_stateless(method, path.path, upstream)
+        whole = body if isinstance(body, bytes) else None
+        self._access.check_relayed(method, path.path, upstream, whole, end_to_end)
         added = self._config.headers_of(model)
         sending = self._upstream.send(upstream, method, path_qs, end_to_end, body, added)
         if isinstance(body, Upload):
@@ -325,7 +326,7 @@ class Handler:
             reply = await sending
             reader.release()
         # An answer may last for minutes and needs nothing of its request any more.
-        del body, sending
+        del body, whole, sending
         response.reject_unknown_path(path.path, reply)
         await self._pass(call, reply, b"")
 

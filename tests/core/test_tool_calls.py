@@ -311,6 +311,58 @@ def test_parts_behind_a_result_are_the_users(api_format: ApiFormat) -> None:
     assert [part["text"] for part in made] == ["[read_file for 'a.py'] Result:\n[gone]", "Be quick.", texts[3]]
 
 
+INDENTED = """Let me look.
+    <read_file>
+      <path>a.py</path>
+    </read_file>"""
+DETAILS = "<environment_details>\n# Open tabs\na.py\n</environment_details>"
+
+
+def test_an_indented_call_is_a_call() -> None:
+    """Models indent the tags of a call, for example in a list."""
+    items = read(TASK, model(INDENTED), user(GIVES))
+    (pair,) = pairs_of(items, 0, 3)
+    assert (pair.call.kind, len(pair.call.paths)) == ("file_read", 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "made"),
+    [
+        (f"{DETAILS}\n\n{GIVES}", f"{DETAILS}\n\n[read_file for 'a.py'] Result:\n[gone]"),
+        (
+            [DETAILS, "<system-reminder>x</system-reminder>\n", GIVES, "Be quick."],
+            [
+                DETAILS,
+                "<system-reminder>x</system-reminder>\n",
+                "[read_file for 'a.py'] Result:\n[gone]",
+                "Be quick.",
+            ],
+        ),
+    ],
+)
+def test_a_result_behind_what_the_client_adds(content: str | list[str], made: str | list[str]) -> None:
+    """A block that the client adds before a result stays as it is, and is neither a result nor the user's words."""
+
+    def parts(texts: str | list[str]) -> object:
+        return texts if isinstance(texts, str) else [{"type": "text", "text": text} for text in texts]
+
+    message = user(parts(content))
+    item = read(TASK, model(ASKS), message)[2]
+    assert item.role == "tool"
+    raw = json.dumps(message).encode()
+    assert item.written_result is not None
+    entry = as_result(raw, chat.read_item_text(raw), item.written_result)
+    assert entry.results == ((GIVES.partition("\n")[2], False),)
+    assert entry.user_text == ("" if isinstance(content, str) else "Be quick.")
+    assert json.loads(replace_written_result(raw, "[gone]", item.written_result, None))["content"] == parts(made)
+
+
+@pytest.mark.parametrize("said", [DETAILS, f"{DETAILS}\nRead a.py again.", "<environment_details>\n" + GIVES])
+def test_what_the_client_adds_is_no_result(said: str) -> None:
+    """A block alone, before the user's words, or without an end makes no result."""
+    assert read(TASK, model(ASKS), user(said))[2].role == "user"
+
+
 @pytest.mark.parametrize(
     ("content", "made"),
     [

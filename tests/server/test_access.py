@@ -129,7 +129,7 @@ OTHER_BODIES = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/v1/responses/compact"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/v1/responses/compact", "/v1/responses/input_tokens"])
 @pytest.mark.parametrize("body", STORED_BODIES)
 async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(path, body):
     """Callers of several access keys share what the upstream stores, so a request that goes on from it is a 403."""
@@ -140,11 +140,24 @@ async def test_what_the_provider_stored_for_another_caller_is_not_gone_on_from(p
         assert at.stage.heard == []
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+async def test_a_count_that_cannot_be_checked_is_refused(kind):
+    """A body that is relayed unread, by its type or its size, may go on from a stored response."""
+    size = 2**21 if kind == "application/json" else 10
+    body = b'{"model":"m","input":"%b","previous_response_id":"resp_1"}' % (b"x" * size)
+    async with running_server(SHARED, api_key="uk") as at:
+        got = await at.ask("POST", "/v1/responses/input_tokens", body, "X-Api-Key: pk-1", f"Content-Type: {kind}")
+        assert got.line.split()[1] == "403"
+        assert at.stage.heard == []
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
 @pytest.mark.parametrize("body", OTHER_BODIES)
-async def test_words_alone_do_not_go_on_from_anything(body):
+async def test_words_alone_do_not_go_on_from_anything(path, body):
     """Only the body's own member counts: not an empty one, not text, not a tool's parameter of that name."""
     async with running_server(SHARED, api_key="uk") as at:
-        assert (await at.ask("POST", "/v1/responses", body, "X-Api-Key: pk-1")).line.split()[1] == "200"
+        got = await at.ask("POST", path, body, "X-Api-Key: pk-1", "Content-Type: application/json")
+        assert got.line.split()[1] == "200"
         assert at.stage.heard[0].body == body
 
 
