@@ -17,6 +17,7 @@ from proxy.core.models import DEFAULT_ENCODING, Catalogue, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_all_routes, open_history
+from proxy.offload import in_thread_of
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigState, CurrentState
@@ -334,7 +335,9 @@ def _lasting_parts(
     if before is not None:
         return before.page, before.telemetry, before.tokenizers
     page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), surroundings.logs.warn)
-    return page, _open_telemetry(page.reports), Tokenizers(release=caches.release_free_memory)
+    # Most texts are counted in the event loop's thread: all but those of bodies that are large and new.
+    tokenizers = Tokenizers(release=caches.release_free_memory, first=in_thread_of(asyncio.get_running_loop()))
+    return page, _open_telemetry(page.reports), tokenizers
 
 
 def _report_summary(telemetry: Telemetry, logs: Logs, exports: Exports, report: SummaryReport) -> None:

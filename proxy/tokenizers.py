@@ -140,6 +140,11 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def run_here(work: Callable[[], object]) -> None:
+    """Run *work* in this thread."""
+    work()
+
+
 class FastCounter:
     """Counts the tokens of short texts with gigatoken, in bounded memory; safe to use from many threads.
 
@@ -240,12 +245,21 @@ class Tokenizers:
 
     If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts.
     ``estimated`` names these encodings. With *fast*, gigatoken counts if it is installed. *release* is called after a
-    vocabulary was loaded, to give the memory that this needed back to the system.
+    vocabulary was loaded, to give the memory that this needed back to the system. *first* runs the first count of each
+    encoding, in the thread that will count most often.
     """
 
-    def __init__(self, folder: Path | None = None, *, fast: bool = True, release: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        fast: bool = True,
+        release: Callable[[], None] = nothing,
+        first: Callable[[Callable[[], object]], None] = run_here,
+    ) -> None:
         self._folder = folder or packaged_vocabularies()
         self._release = release
+        self._first = first
         self.is_fast = fast and _has_gigatoken()
         self._lock = threading.Lock()
         self.loaded: dict[str, Count] = {}
@@ -302,6 +316,10 @@ class Tokenizers:
         def exact(text: str) -> int:
             return len(loaded.encode_ordinary(text))
 
+        # The thread that uses tiktoken's pattern first owns memory for it. All others take turns with memory from a
+        # pool, by which a text of 1 KB takes a sixth more instructions and a third more time:
+        # https://docs.rs/regex-automata/latest/regex_automata/util/pool/struct.Pool.html
+        self._first(partial(exact, " "))
         if not self.is_fast:
             return _counting(exact)
         fast = self._fast[encoding] = FastCounter(partial(_fast_encoder, self._folder, encoding), exact, self._release)

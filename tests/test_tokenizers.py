@@ -536,6 +536,17 @@ def test_counts_stay_the_same_while_the_encoder_is_built_anew(monkeypatch: pytes
     assert counter.counted_by() == {"o200k_base": "gigatoken"}
 
 
+def test_the_first_count_of_an_encoding_runs_as_the_caller_wants() -> None:
+    """Once for each, before anything else is counted by it; an estimate needs none."""
+    first: list[object] = []
+    counter = Tokenizers(fast=False, first=lambda work: first.append(work()))
+    assert not first
+    assert counter.count("o200k_base", "three small words") == counter.count("o200k_base", "three small words") == 3
+    assert counter.count("cl100k_base", "three small words") == 3
+    assert counter.count("of_nobody", "three small words")
+    assert first == [1, 1]
+
+
 @needs_fast
 def test_long_texts_are_counted_beside_other_threads() -> None:
     """While gigatoken encodes a long text, another thread goes on; what it counts is the same either way."""
