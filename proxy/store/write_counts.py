@@ -41,7 +41,7 @@ class WriteCounts:
         os.pwrite(self._file, started.to_bytes(_FIGURE), 0)
         self._at = _FIGURE * (1 + started % _FIGURES)
         self._own = self._figure(self._at)
-        self._others = (b"", b"")
+        self._figures = b""
         self._changes = 0
 
     def add(self) -> None:
@@ -52,10 +52,11 @@ class WriteCounts:
     def changes_by_others(self) -> int:
         """Return a number that changes when another process has written. Not thread-safe. Raises ``OSError``."""
         figures = os.pread(self._file, _FIGURE * _FIGURES, _FIGURE)
-        others = figures[: self._at - _FIGURE], figures[self._at :]
-        if others != self._others:
-            self._others = others
-            self._changes += 1
+        if figures != self._figures:
+            before, self._figures = self._figures, figures
+            own = slice(self._at - _FIGURE, self._at)
+            if before[: own.start] != figures[: own.start] or before[own.stop :] != figures[own.stop :]:
+                self._changes += 1
         return self._changes
 
     def _figure(self, at: int) -> int:
