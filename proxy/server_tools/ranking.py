@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.core.lazy_pattern import UNSPACED
+from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
 
 MOST_QUERY_WORDS: Final = 48
 """Words of a query that are searched: each one costs a search over all texts."""
@@ -26,8 +26,8 @@ SHORTEST_STEM: Final = 3
 SATURATION, LENGTH_SHARE = 1.2, 0.75
 """The usual ``k1`` and ``b`` of BM25."""
 
-_PART: Final = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
-_UNSPACED: Final = re.compile(rf"[{UNSPACED}]")
+_PART: Final = lazy_pattern(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
+_UNSPACED: Final = lazy_pattern(rf"[{UNSPACED}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_calls import TextToolFormat
 from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMap, WorkRules
 from proxy.settings.field_types import FilePath, Section, SomeSection, SplitText
@@ -45,7 +46,13 @@ class ToolKeys(Section):
     narrows: Names = Field(default=(), description="Arguments that narrow a reading to a part of a file.")
 
 
-def _compiles(pattern: str) -> str:
+PACKAGED = "packaged"
+"""The context in which the packaged table is validated: its patterns are compiled by a test, not at each start."""
+
+
+def _compiles(pattern: str, info: ValidationInfo) -> str:
+    if info.context == PACKAGED:
+        return pattern
     try:
         re.compile(pattern)
     except re.error as error:
@@ -113,7 +120,7 @@ FILE = "tools.yaml"
 
 
 def tool_map(tools: ToolTable) -> ToolMap:
-    """Return *tools* merged over the packaged table, compiled."""
+    """Return *tools* merged over the packaged table. Patterns are compiled at their first use."""
     table = merged(_packaged_table(), tools)
     keys = Keys(**{name: getattr(table.keys, name) for name in ToolKeys.model_fields})
     text_format = TextToolFormat(
@@ -128,7 +135,8 @@ def tool_map(tools: ToolTable) -> ToolMap:
 @cache
 def _packaged_table() -> ToolTable:
     """Return the packaged table. It is read once: at a start two parts need it, and again at each reload."""
-    return ToolTable.model_validate(parse_inline(packaged(FILE).read_text(encoding="utf-8")))
+    table = parse_inline(packaged(FILE).read_text(encoding="utf-8"))
+    return ToolTable.model_validate(table, context=PACKAGED)
 
 
 def _work(work: WorkNames) -> WorkRules:
@@ -140,7 +148,7 @@ def _work(work: WorkNames) -> WorkRules:
 
 
 def _compiled(patterns: Iterable[str], flags: re.RegexFlag = re.NOFLAG) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(pattern, flags) for pattern in patterns)
+    return tuple(lazy_pattern(pattern, flags) for pattern in patterns)
 
 
 def with_file(tools: Tools, folder: Path) -> Tools:
@@ -170,7 +178,7 @@ def merged(below: ToolTable, above: ToolTable) -> ToolTable:
 def _filled(above: SomeSection, below: SomeSection) -> SomeSection:
     """Return *above* with the values of *below* in place of those that are empty."""
     values = {name: getattr(above, name) or getattr(below, name) for name in type(above).model_fields}
-    return type(above)(**values)
+    return above.model_copy(update=values)  # all are valid already
 
 
 def _tool(rule: ToolRule) -> Tool:

@@ -18,6 +18,16 @@ def test_the_packaged_table_knows_the_clients():
     assert kinds == ["file_read", "file_read", "file_edit", "shell", "file_read", "grep", "web_fetch", "list"]
 
 
+def test_each_pattern_of_the_packaged_table_compiles():
+    """No start of the proxy does that: a pattern is compiled at its first use."""
+    table = tool_map(Tools())
+    written, work = table.text_format, table.work
+    patterns = (*written.call_patterns, *written.result_patterns, *work.checks, *work.changes)
+    patterns += (*work.talk.intents, *work.talk.progress)
+    assert len(patterns) > 40
+    assert [pattern.pattern for pattern in patterns if pattern.search("\0")] == []
+
+
 def test_a_section_and_a_file_are_laid_over_it(tmp_path):
     """The section wins over the file, the file over the packaged table; what neither names stays."""
     (tmp_path / "mine.yaml").write_text("map: {lookup: {kind: grep}, Bash: {kind: agent}}\nprotected: [Read]\n")

@@ -15,6 +15,7 @@ from typing import Final
 from proxy.core.compaction.steps import SENTENCE_END
 from proxy.core.decisions import CountedView
 from proxy.core.errors import Conflict, InvalidRequest, StoreUnavailable
+from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.report import Report
 from proxy.engine.features import Feature
 from proxy.features.memories.book import MemoryBook, NewMemory
@@ -39,7 +40,7 @@ TASK_CHARACTERS: Final = 80
 _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
     (
         "decision",
-        re.compile(
+        lazy_pattern(
             r"\b(?:we|i|let'?s|let us)\b.{0,24}\b(?:decided|agreed|chose|settled on|go with|stick with)\b|^decision\b|"
             r"\b(?:beschlossen|entschieden|vereinbart|einigen uns auf|bleiben bei)\b|\b(?:hemos|he) decidido\b|"
             r"\b(?:on a|nous avons|j'ai) décidé\b",
@@ -48,7 +49,7 @@ _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
     ),
     (
         "user",
-        re.compile(
+        lazy_pattern(
             r"\bi (?:prefer|always want|never want|like it when|hate)\b|\bi(?:'d| would) rather\b|\bfrom now on\b|"
             r"\b(?:please )?(?:always|never) (?:answer|reply|write|use|ask|add|explain|touch|commit|push)\b|"
             r"\bich (?:bevorzuge|möchte (?:immer|nie)|will (?:immer|nie|keine))\b|\bab (?:jetzt|sofort)\b|"
@@ -58,7 +59,7 @@ _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
     ),
     (
         "project",
-        re.compile(
+        lazy_pattern(
             r"\bremember\b|\bnote that\b|\bfor the record\b|\bkeep in mind\b|\bdon'?t forget\b|\bmerk(?:e)? dir\b|"
             r"\bzur info\b|\bdenk daran\b|\brecuerda que\b|\bn'oublie pas\b|记住|請記住|覚えて",
             re.IGNORECASE,

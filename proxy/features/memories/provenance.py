@@ -18,7 +18,7 @@ from msgspec import structs
 
 from proxy.core.conversation import ItemText
 from proxy.core.decisions import CountedView
-from proxy.core.lazy_pattern import UNSPACED
+from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
 from proxy.features.memories.block import END
 
 Speaker = Literal["user", "tool", "model"]
@@ -33,14 +33,14 @@ LONGEST_MESSAGE: Final = 4_000
 """Most characters of a message that a person writes; a longer one is pasted, or a client's own summary."""
 
 # Text that clients insert and people do not write: in tags, in blocks of code, in quotes.
-_TAGGED: Final = re.compile(r"<([a-zA-Z][\w-]*)(?:\s[^<>]{0,200})?>.*?(?:</\1>|\Z)", re.DOTALL)
-_FENCED: Final = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
-_QUOTED: Final = re.compile(r"^ {0,3}>.*$", re.MULTILINE)
-_WORD: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+_TAGGED: Final = lazy_pattern(r"<([a-zA-Z][\w-]*)(?:\s[^<>]{0,200})?>.*?(?:</\1>|\Z)", re.DOTALL)
+_FENCED: Final = lazy_pattern(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
+_QUOTED: Final = lazy_pattern(r"^ {0,3}>.*$", re.MULTILINE)
+_WORD: Final = lazy_pattern(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 """A word, or a character of a script without spaces."""
 
 # A URL, an e-mail or an IP address: a place to which a planted order would send data.
-_ADDRESS: Final = re.compile(
+_ADDRESS: Final = lazy_pattern(
     r"https?://[^\s\"'<>)\]]+|[\w.+-]+@[\w-]+\.[\w.-]+|\b\d{1,3}(?:\.\d{1,3}){3}\b|\bwww\.[^\s\"'<>)]+"
 )
 

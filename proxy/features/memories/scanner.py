@@ -14,7 +14,9 @@ import unicodedata
 from string import ascii_lowercase
 from typing import Final
 
-INVISIBLE: Final = re.compile(
+from proxy.core.lazy_pattern import lazy_pattern
+
+INVISIBLE: Final = lazy_pattern(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     "|(?<=[ -~])[\u200c\u200d]|[\u200c\u200d](?=[ -~])"
@@ -37,7 +39,7 @@ _CONFUSABLE: Final = str.maketrans(
 https://www.unicode.org/reports/tr39/ lists all.
 """
 
-_SPACED: Final = re.compile(r"(?<!\w)(?:[^\W\d_][\s.\-_*]+){5,}[^\W\d_](?!\w)")
+_SPACED: Final = lazy_pattern(r"(?<!\w)(?:[^\W\d_][\s.\-_*]+){5,}[^\W\d_](?!\w)")
 """Words whose letters are spaced out."""
 
 _BETWEEN: Final = r"(?:\W+\w+){0,6}?\W+"
@@ -138,9 +140,11 @@ _ORDERS: Final[tuple[tuple[str, str], ...]] = (
         r"(?:input|message)|system prompt)\b|<!--|-->",
     ),
 )
-_PATTERNS: Final = tuple((reason, re.compile(pattern, re.DOTALL)) for reason, pattern in _ORDERS)
+_PATTERNS: Final = tuple((reason, lazy_pattern(pattern, re.DOTALL)) for reason, pattern in _ORDERS)
 
-_ENCODED: Final = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}|(?:\\x[0-9a-f]{2}){8,}|(?:%[0-9a-f]{2}){12,}", re.IGNORECASE)
+_ENCODED: Final = lazy_pattern(
+    r"[A-Za-z0-9+/_-]{64,}={0,2}|(?:\\x[0-9a-f]{2}){8,}|(?:%[0-9a-f]{2}){12,}", re.IGNORECASE
+)
 """Encodings that may hide an order; no memory needs them."""
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
-from proxy.core.lazy_pattern import UNSPACED
+from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
 from proxy.features.memories.memory import DAY_SECONDS, Memory
 
 MOST_MEMORIES: Final = 6
@@ -39,9 +38,9 @@ DECISION_AGES: Final = ((7, 18), (30, 10))
 WORKING_AGES: Final = ((11, -35), (7, -20))
 """Days, and the weight of a decision that is younger, or of a working memory that is older."""
 
-_UNSPACED: Final = re.compile(f"[{UNSPACED}]+")
-_TERM: Final = re.compile(r"[\w./:@#-]+")
-_NAME: Final = re.compile(r"\w[./_:@#-]\w|\d[a-z]|[a-z]\d|[a-z][A-Z]|[A-Z]{2,}")
+_UNSPACED: Final = lazy_pattern(f"[{UNSPACED}]+")
+_TERM: Final = lazy_pattern(r"[\w./:@#-]+")
+_NAME: Final = lazy_pattern(r"\w[./_:@#-]\w|\d[a-z]|[a-z]\d|[a-z][A-Z]|[A-Z]{2,}")
 
 
 def query_of(texts: Sequence[str]) -> str:
