@@ -100,7 +100,10 @@ class Sealer:
             raise ValueError(f"a record of {len(plain)} bytes is over the limit of {MAX_PLAIN}")
         if len(plain) >= _ZSTD_FROM:
             return self._own.seal(tenant, key_name, pack(plain), ZSTD)
-        return self._own.seal(tenant, key_name, _deflated(plain), DEFLATE)
+        # A window no larger than it has to be, since all of it is cleared.
+        window = max(_LEAST_WINDOW, len(plain).bit_length())
+        deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, _MEMORY)
+        return self._own.seal(tenant, key_name, deflate.compress(plain) + deflate.flush(), DEFLATE)
 
     def seal_packed(self, tenant: bytes, key_name: str, packed: bytes) -> bytes:
         """Seal a value that ``pack`` has compressed, possibly in another thread."""
@@ -180,13 +183,6 @@ def _unpack_zstd(packed: bytes) -> bytes | None:
         return ZstdDecompressor().decompress(packed, max_output_size=MAX_PLAIN)
     except ZstdError:
         return None
-
-
-def _deflated(plain: bytes) -> bytes:
-    """Compress a small value, in a window that is no larger than it has to be."""
-    window = max(_LEAST_WINDOW, len(plain).bit_length())
-    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, _MEMORY)
-    return deflate.compress(plain) + deflate.flush()
 
 
 def _unpack_deflate(packed: bytes) -> bytes | None:
