@@ -33,8 +33,9 @@ from proxy.core.errors import InvalidRequest
 from proxy.core.models import Route
 from proxy.core.tokens.counting import NO_RULES, NOTHING, InjectedRules, Members, Meter, RoleTotals, add_up, injected_in
 from proxy.core.tokens.media import prices
-from proxy.core.tool_calls import as_result, facts_of, join_written_results, with_written_result, written_calls
+from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import NO_TOOLS, ToolMap
+from proxy.core.written_calls import as_result, find_written_calls, join_written_results, with_written_result
 from proxy.engine.ports import Cache, Counter
 from proxy.offload import LARGE, load_of, offload
 
@@ -271,7 +272,8 @@ class Reader:
 
         def with_calls(index: int) -> Item:
             text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
-            return replace(items[index], written_calls=written_calls(text, self.tools.text_format, self.tools.call))
+            calls = find_written_calls(text, self.tools.text_format, self.tools.call)
+            return replace(items[index], written_calls=calls)
 
         return join_written_results(items, start, with_calls)
 

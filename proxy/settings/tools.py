@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_calls import TextToolFormat
 from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMap, WorkRules
+from proxy.core.written_calls import TextToolFormat
 from proxy.settings.field_types import FilePath, Section, SomeSection, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.yaml_source import parse_inline, read_table

@@ -27,8 +27,9 @@ from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
 from proxy.core.tokens.counting import InjectedRules
-from proxy.core.tool_calls import as_result, facts_of
+from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import ToolMap
+from proxy.core.written_calls import as_result
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from proxy.core.call_arguments import Arguments, read_all_arguments
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.excerpts import (
     READ,
@@ -25,7 +26,7 @@ from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tokens.counting import unremembered
-from proxy.core.tool_table import NO_TALK, Arguments, TalkRules, read_all_arguments
+from proxy.core.tool_table import NO_TALK, TalkRules
 
 HEADER = (
     "[Summary of the earlier part of this conversation, written in its place to save room. A record, not a request.]"

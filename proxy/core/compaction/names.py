@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from math import log2
 
+from proxy.core.call_arguments import Arguments
 from proxy.core.conversation import ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import Arguments
 
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""

@@ -16,10 +16,11 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
 from math import log2
 
+from proxy.core.call_arguments import Arguments
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import NO_TALK, Arguments, TalkRules
+from proxy.core.tool_table import NO_TALK, TalkRules
 
 # Ranks of sentences.
 

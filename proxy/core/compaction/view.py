@@ -16,6 +16,7 @@ from types import MappingProxyType
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import common_cap, minified
 from proxy.core.apis.json_scan import Span
+from proxy.core.call_arguments import read_all_arguments, read_arguments
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
@@ -24,8 +25,9 @@ from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_sta
 from proxy.core.conversation import Count, Item, ItemText, Layout, WrittenResult
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
-from proxy.core.tool_calls import WRITTEN, Pair, as_result, failure_line, pairs_of, replace_written_result
-from proxy.core.tool_table import ToolMap, read_all_arguments, read_arguments
+from proxy.core.tool_calls import WRITTEN, Pair, failure_line, pairs_of
+from proxy.core.tool_table import ToolMap
+from proxy.core.written_calls import as_result, replace_written_result
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""
