@@ -22,7 +22,8 @@ from proxy.core.decisions import Policy
 from proxy.core.http_headers import no_headers
 from proxy.core.models import Catalogue, Route
 from proxy.core.overflow.classify import Classifier
-from proxy.core.tokens.budget import Allocation, Buffers, Marks, Shares
+from proxy.core.tokens.allocation import Allocation
+from proxy.core.tokens.budget import Buffers, Marks, Shares
 from proxy.core.tool_table import is_glob
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features

@@ -269,7 +269,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         budget = self.budget
         if target.reserve is not None:
             budget = replace(budget, reserve=target.reserve)
-        if not target.keep_addition:
+        if self.addition.tokens and not target.keep_addition:
             budget = self.without_addition_room(budget)
         return budget
 

@@ -33,44 +33,22 @@ PRUNE_ATTEMPTS = 3
 def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
     """Return the view for *written*: the client's items with the record's texts, and edited members around them."""
     lookup, target, record = written.lookup, written.target, written.record
-    parsed, layout = measured.parsed, lookup.layout
-    budget = measured.budget_for(target)
-    has_addition = bool(measured.addition.tokens) and target.keep_addition and record is not None
-    note, last, boundary = "", None, -1
-    stages: tuple[str, ...] = ()
-    if has_addition:
-        note = measured.addition.note
-    if lookup.record is not None:
-        last = lookup.record.compaction
-    if record is not None:
-        boundary, stages = record.compaction.boundary, record.compaction.stages
-    items = _items_of(measured, layout, record, note)
-    members: dict[str, str] = {}
-    thinking: dict[str, str] = {}
-    if measured.tools_json:
-        members[tools_member(measured)] = measured.tools_json
-    if has_addition:
-        members["tools"] = measured.addition.added_to(measured.tools_json or parsed.envelope.value_or_nothing("tools"))
-    if written.lowered_output is not None:
-        figure = max(int(written.lowered_output * measured.known.token_ratio), parsed.envelope.least_output)
-        thinking = parsed.envelope.thinking(figure)
-        members |= _output_members(measured, figure) | thinking
-    if measured.addition.tokens and target.keep_addition and not has_addition:
-        budget = measured.without_addition_room(budget)
+    has_addition = record is not None and target.keep_addition and measured.addition.tokens > 0
+    items = _items_of(measured, lookup.layout, record, has_addition=has_addition)
+    members, stages = _edited_members(measured, written.lowered_output, has_addition=has_addition)
+    budget = measured.budget_for(structs.replace(target, keep_addition=has_addition))
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
-    used = {
-        "tools": measured.tools_json,
-        "output": written.lowered_output,
-        "thinking": thinking,
-        "recall": has_addition,
-    }
+    boundary, compacted_now = -1, lookup.wrote
+    if record is not None:
+        boundary, stages = record.compaction.boundary, record.compaction.stages + stages
+        compacted_now = compacted_now or lookup.record is None or lookup.record.compaction != record.compaction
     return CountedView(
         request=measured.request,
         known=measured.known,
         measured=measured,
         budget=budget,
-        layout=layout,
-        body=_body_of(parsed, items.content, members),
+        layout=lookup.layout,
+        body=_body_of(measured.parsed, items.content, members),
         counted=tokens,
         expected_tokens=measured.expected_tokens(boundary, tokens),
         roles=items.roles,
@@ -78,11 +56,11 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
         edits=Edits(
             record=record,
             previous=lookup.first,
-            compacted_now=lookup.wrote or (record is not None and record.compaction != last),
+            compacted_now=compacted_now,
             lowered_output=written.lowered_output,
             tools_shrunk=bool(measured.tools_json),
             addition=has_addition,
-            stages=stages + tuple(name for name, value in used.items() if value),
+            stages=stages,
         ),
     )
 
@@ -96,13 +74,42 @@ def view_without_addition(view: CountedView) -> CountedView:
     return structs.replace(bare, edits=structs.replace(bare.edits, compacted_now=edits.compacted_now))
 
 
-def _items_of(measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, note: str) -> AssembledItems:
-    """Return the items of the view, with *note* at the end of the block."""
+def _items_of(
+    measured: MeasuredRequest, layout: Layout, record: CompactionRecord | None, *, has_addition: bool
+) -> AssembledItems:
+    """Return the items of the view, with the addition's note at the end of the block if it *has_addition*."""
     if record is None:
         scan, roles = measured.parsed.scan, measured.counts.roles
         return AssembledItems(measured.parsed.body[scan.start : scan.end], roles.system + roles.history, roles)
+    note = ""
+    if has_addition:
+        note = measured.addition.note
     original = measured.original(layout)
     return assemble(original, record.compaction, record.block, record.edits, measured.read_item, note)
+
+
+def _edited_members(
+    measured: MeasuredRequest, lowered_output: int | None, *, has_addition: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the JSON of the members around the items that the view changes, and the stages that change them."""
+    envelope, tools = measured.parsed.envelope, measured.tools_json
+    members: dict[str, str] = {}
+    stages: list[str] = []
+    if tools:
+        members[tools_member(measured)] = tools
+        stages.append("tools")
+    if has_addition:
+        members["tools"] = measured.addition.added_to(tools or envelope.value_or_nothing("tools"))
+    if lowered_output is not None:
+        figure = max(int(lowered_output * measured.known.token_ratio), envelope.least_output)
+        thinking = envelope.thinking(figure)
+        members |= _output_members(measured, figure) | thinking
+        stages.append("output")
+        if thinking:
+            stages.append("thinking")
+    if has_addition:
+        stages.append("recall")
+    return members, tuple(stages)
 
 
 def _body_of(parsed: ParsedBody, items: bytes, members: Mapping[str, str]) -> bytes:

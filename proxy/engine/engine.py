@@ -409,8 +409,11 @@ class Engine:
             attempt("after", name, partial(self._records.answered, view, status), None)
         if not isinstance(view, CountedView) or view.layout is None or report.client_compaction:
             return
-        state = ((report.pressure or 0.0) > NEARLY_FULL, view.edits.record and view.edits.record.compaction.boundary)
-        key = (view.known.route.name, view.measured.root_hash(view.layout), state)
+        boundary: int | None = None
+        if view.edits.record is not None:
+            boundary = view.edits.record.compaction.boundary
+        is_nearly_full = (report.pressure or 0.0) > NEARLY_FULL
+        key = (view.known.route.name, view.measured.root_hash(view.layout), (is_nearly_full, boundary))
         # Features note a compaction, a conversation that became nearly full, or one not noted for ``NOTE_SECONDS``.
         if report.event or key not in self._features.noted:
             self._features.noted[key] = True

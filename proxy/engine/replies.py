@@ -1,10 +1,11 @@
 """Replies without an upstream's connection: one whose body was read to its end, and an answer of our own.
 
-``read_up_to`` reads any reply.
+``next_before`` and ``read_up_to`` read any reply.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from proxy.engine.ports import Reply
@@ -70,13 +71,25 @@ def header_in(headers: Sequence[tuple[str, str]], name: str) -> str:
     return next((value for key, value in headers if key.lower() == name.lower()), "")
 
 
-async def read_up_to(reply: Reply, chunks: list[bytes], most: int) -> int:
-    """Add the rest of *reply* to *chunks* until there are more than *most* bytes; return how many there are."""
+async def next_before(reply: Reply, deadline: float | None) -> bytes | None:
+    """Return the next bytes of *reply*; None if none arrive before *deadline* (seconds of the loop's clock)."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await reply.next_chunk()
+    except TimeoutError:
+        return None
+
+
+async def read_up_to(reply: Reply, chunks: list[bytes], most: int, deadline: float | None = None) -> bool:
+    """Add the rest of *reply* to *chunks* until they have more than *most* bytes; return True if that was all of it.
+
+    What has not arrived before *deadline* (seconds of the loop's clock) is not waited for.
+    """
     size = sum(map(len, chunks))
     while size <= most:
-        chunk = await reply.next_chunk()
+        chunk = await next_before(reply, deadline)
         if not chunk:
-            break
+            return chunk is not None
         chunks.append(chunk)
         size += len(chunk)
-    return size
+    return False

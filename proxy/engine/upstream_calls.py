@@ -14,7 +14,7 @@ Bytes that were read are kept in ``Run.chunks`` before they are judged, so that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -38,6 +38,7 @@ from proxy.engine.body_edits import renamed
 from proxy.engine.include_usage import requesting_usage
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Reply, Upstream
+from proxy.engine.replies import next_before, read_up_to
 from proxy.engine.retries import Retries
 from proxy.engine.run import Run
 from proxy.tasks import Faults
@@ -249,7 +250,7 @@ class UpstreamCalls:
         status = reply.status
         if status >= 400:
             try:
-                is_whole = await _read(reply, chunks, ERROR_BYTES)
+                is_whole = await read_up_to(reply, chunks, ERROR_BYTES)
             except (UpstreamUnreachable, UpstreamTimeout):
                 is_whole = False  # the client still gets the status and what came, and sees that the body is cut
             if not is_whole:
@@ -286,43 +287,22 @@ async def _watch(reply: Reply, chunks: list[bytes], opening: EarlyOverflowDetect
         return None
     deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
     while chunks[-1] and opening.verdict == "undecided":
-        chunk = await _before(deadline, reply.next_chunk())
+        chunk = await next_before(reply, deadline)
         if chunk is None:
             return None
         chunks.append(chunk)
         opening.feed(chunk)
     if opening.verdict == "content" or opening.finish() != "overflow":
         return None
-    if not await _read(reply, chunks, ERROR_BYTES, deadline):
+    if not await read_up_to(reply, chunks, ERROR_BYTES, deadline):
         return None
     return opening.overflow
-
-
-async def _read(reply: Reply, chunks: list[bytes], limit: int, deadline: float | None = None) -> bool:
-    """Add the rest of a reply to *chunks*, up to *limit* bytes; return True if that was all of it."""
-    size = 0
-    while size <= limit:
-        chunk = await _before(deadline, reply.next_chunk())
-        if not chunk:
-            return chunk is not None
-        chunks.append(chunk)
-        size += len(chunk)
-    return False
 
 
 async def _read_rest(reply: Reply, chunks: list[bytes]) -> None:
     """Add the rest of a stream that began with an error to *chunks*, as far as it comes in ``HOLD_SECONDS``."""
     deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
     try:
-        await _read(reply, chunks, ERROR_BYTES, deadline)
+        await read_up_to(reply, chunks, ERROR_BYTES, deadline)
     except (UpstreamUnreachable, UpstreamTimeout):
         return  # the error itself was read; nothing after it matters
-
-
-async def _before(deadline: float | None, chunk: Awaitable[bytes]) -> bytes | None:
-    """Return the chunk; None if it does not arrive before *deadline* (seconds of the loop's clock; None: no limit)."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await chunk
-    except TimeoutError:
-        return None

@@ -203,9 +203,9 @@ async def _read_object(reply: Reply, chunks: list[bytes]) -> tuple[dict[str, Any
 
     *chunks* holds the bytes that were read before, and grows.
     """
-    size = await read_up_to(reply, chunks, MOST_BYTES)
+    is_whole = await read_up_to(reply, chunks, MOST_BYTES)
     body = b"".join(chunks)
-    if reply.status != 200 or size > MOST_BYTES:
+    if reply.status != 200 or not is_whole:
         return None, body
     return value_of(ContentDecoder(reply.header("content-encoding"), MOST_BYTES).feed(body)), body
 

@@ -153,7 +153,7 @@ async def call_model(
             reply = await upstream.send(summariser.upstream, "POST", path, headers, body, summariser.configured_headers)
             try:
                 chunks: list[bytes] = []
-                if await read_up_to(reply, chunks, MAX_ANSWER) > MAX_ANSWER:
+                if not await read_up_to(reply, chunks, MAX_ANSWER):
                     raise CallFailed("nonsense")
             finally:
                 reply.close()

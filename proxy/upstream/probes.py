@@ -460,7 +460,7 @@ class Probe:
             if reply.header("content-encoding") not in ("", "identity"):
                 raise formats.Unreadable(f"{method} {path} answered in a content encoding that it may not use")
             received: list[bytes] = []
-            if await read_up_to(reply, received, MOST_BYTES) > MOST_BYTES:
+            if not await read_up_to(reply, received, MOST_BYTES):
                 raise formats.Unreadable(f"an answer of more than {MOST_BYTES} bytes")
         finally:
             reply.close()

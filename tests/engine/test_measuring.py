@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.errors import ContextTooLong
-from proxy.core.tokens.budget import Allocation
+from proxy.core.tokens.allocation import Allocation
 from tests.stub.tokens import count_json
 from tests.support.engine_fixtures import (
     POLICY,

@@ -15,7 +15,8 @@ from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.stages import EnabledStages
 from proxy.core.conversation import lay_out
 from proxy.core.decisions import Policy
-from proxy.core.tokens.budget import SCALED_BELOW, Allocation, Buffers
+from proxy.core.tokens.allocation import Allocation
+from proxy.core.tokens.budget import SCALED_BELOW, Buffers
 from proxy.engine.retries import sent_prompt
 from tests.bench.unread import Counts, replay, work
 from tests.stub.tokens import fixed_tokens, message_tokens, request_tokens

@@ -17,7 +17,8 @@ from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
 from proxy.core.compaction.record import Compaction, placeholder_tokens
 from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
 from proxy.core.conversation import Item, Layout, unread_from
-from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
+from proxy.core.tokens.allocation import Allocation
+from proxy.core.tokens.budget import Marks, Shares, TokenBudget
 
 BLOCK_FRAME = 120
 """Tokens of the headings and closing words of a block."""

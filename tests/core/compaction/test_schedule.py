@@ -15,7 +15,8 @@ from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CompactionTarget, Schedule
 from proxy.core.compaction.stages import BLOCK_FRAME, CLIP_FLOOR, CompactionRules, EnabledStages
 from proxy.core.conversation import Item, ItemFacts, Result, lay_out, unread_from
-from proxy.core.tokens.budget import Allocation, Marks, Shares, TokenBudget
+from proxy.core.tokens.allocation import Allocation
+from proxy.core.tokens.budget import Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
 FIGURES = TokenBudget(8192, 1024, 300, 1024)
