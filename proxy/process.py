@@ -208,35 +208,34 @@ class Process:
             tokenizers,
             store,
             exports.traced_upstream(upstream),
-            logs.noticed,
-            jobs,
-            (*history.features, *page.features),
-            call_settings(config),
-            faults,
-            tasks.spawn,
-            partial(_load_vocabulary, tokenizers, tasks),
+            warn=logs.noticed,
+            jobs=jobs,
+            observers=(*history.features, *page.features),
+            calls=call_settings(config),
+            faults=faults,
+            spawn=tasks.spawn,
+            prepare=partial(_load_vocabulary, tokenizers, tasks),
         )
         sources = StatusSources(
             surroundings.worker.count, current, store, upstream, probes, catalogue, tokenizers, jobs, engine
         )
-        metrics = None
+        metrics, server_before = None, None
         if settings.telemetry.metrics:
             metrics = telemetry.exposition
-        server_before = None
         if before is not None:
             server_before = before.server
         server = Server(
             config,
             exports.traced_exchange(engine),
             upstream,
-            sources.upstream_of,
-            (telemetry.observe, logs.request_done, *exports.observers),
-            metrics,
-            sources.status,
-            open_models(settings, catalogue, upstream),
-            open_all_routes(settings, store, history),
-            faults,
-            server_before,
+            route=sources.upstream_of,
+            observers=(telemetry.observe, logs.request_done, *exports.observers),
+            metrics=metrics,
+            status=sources.status,
+            models=open_models(settings, catalogue, upstream),
+            open_routes=open_all_routes(settings, store, history),
+            faults=faults,
+            before=server_before,
         )
         server.show(page.routes(sources.status))
         return cls(

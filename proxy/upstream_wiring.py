@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 from cachetools import LRUCache
 from pydantic import SecretStr
@@ -263,38 +263,13 @@ def open_summaries(
     configured = settings.summaries
     if configured.mode == "off" or settings.compression.mode != "on":
         return None
-    allowed_tenants: frozenset[bytes] | None = None
-    if configured.allow:
-        allowed_tenants = tenants_of(key.get_secret_value() for key in configured.allow)
-    config = SummaryConfig(
-        mode=configured.mode,
-        model=configured.model,
-        allowed_tenants=allowed_tenants,
-        allow_subscriptions=configured.subscription_tokens,
-        keyed_upstreams=frozenset(up.name for up in settings.upstreams if up.carries_key),
-        subscription_upstreams=frozenset(
-            up.name for up in settings.upstreams if any(map(is_subscription_key, _keys(up)))
-        ),
-        max_jobs=configured.jobs,
-        timeout=configured.timeout,
-        headers_of=open_model_headers(settings),
-    )
     agent = f"ullage/{configuration.version()} (summary)"
-    writer = Writer(upstream, tokenizers, load_prompts(), agent, configured.timeout, aligned=configured.aligned)
-    job_caches = JobCaches(
-        summaries=caches.texts(),
-        not_before=LRUCache(CACHED_STRETCHES),
-        too_expensive=LRUCache(CACHED_STRETCHES),
-        failures=LRUCache(CACHED_STRETCHES),
-        breakers=LRUCache(CACHED_TENANTS),
-        waiting_until=LRUCache(CACHED_TENANTS),
-    )
     return Jobs(
         store.summaries,
-        writer,
+        Writer(upstream, tokenizers, load_prompts(), agent, configured.timeout, aligned=configured.aligned),
         SpendingLimits(store.summaries, configured.spend, LRUCache(CACHED_TENANTS), time.monotonic, time.time),
-        config,
-        job_caches,
+        _summary_config(settings, configured.mode),
+        _job_caches(),
         resolve=catalogue.resolve,
         breaker=lambda: Breaker(time.monotonic, random.random, SUMMARISER),
         label=lambda tenant: hmac.digest(store.records.prefix_key(tenant), b"label", "sha256")[:4].hex(),
@@ -302,4 +277,33 @@ def open_summaries(
         on_report=on_report,
         clock=time.monotonic,
         on_note=on_note,
+    )
+
+
+def _summary_config(settings: Settings, mode: Literal["background", "inline"]) -> SummaryConfig:
+    configured, upstreams = settings.summaries, settings.upstreams
+    allowed_tenants: frozenset[bytes] | None = None
+    if configured.allow:
+        allowed_tenants = tenants_of(key.get_secret_value() for key in configured.allow)
+    return SummaryConfig(
+        mode=mode,
+        model=configured.model,
+        allowed_tenants=allowed_tenants,
+        allow_subscriptions=configured.subscription_tokens,
+        keyed_upstreams=frozenset(up.name for up in upstreams if up.carries_key),
+        subscription_upstreams=frozenset(up.name for up in upstreams if any(map(is_subscription_key, _keys(up)))),
+        max_jobs=configured.jobs,
+        timeout=configured.timeout,
+        headers_of=open_model_headers(settings),
+    )
+
+
+def _job_caches() -> JobCaches:
+    return JobCaches(
+        summaries=caches.texts(),
+        not_before=LRUCache(CACHED_STRETCHES),
+        too_expensive=LRUCache(CACHED_STRETCHES),
+        failures=LRUCache(CACHED_STRETCHES),
+        breakers=LRUCache(CACHED_TENANTS),
+        waiting_until=LRUCache(CACHED_TENANTS),
     )

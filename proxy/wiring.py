@@ -84,44 +84,46 @@ def open_engine(
     features that only record which views were answered. *faults* reports faults of our own. *spawn* starts background
     tasks. *prepare* loads the vocabulary of an encoding that a request's model has.
     """
-    policy, classifier = policy_of(settings), Classifier(configuration.overflow_rules(settings.overflow_rules))
-    faults = faults or Faults()
-    reader = Reader(
-        tokenizers,
-        caches.items(),
-        caches.envelopes(),
-        LRUCache(CACHED_SIZES),
-        caches.prefixes(),
-        policy.tools,
-        settings.server.limits.items,
-        configuration.injected_rules(settings.injected),
-    )
+    policy, mode, faults = policy_of(settings), settings.compression.mode, faults or Faults()
+    reader = _open_reader(settings, tokenizers, policy)
     learned = LearnedRoutes(store.records, LRUCache(CACHED_ROUTES), LRUCache(CACHED_LOOKUPS), time.monotonic, warn)
     records = CompactionRecords(reader, store.records, policy, caches.records(), LRUCache(CACHED_LOOKUPS), jobs, spawn)
     parts = FeatureParts(settings, store, reader, records, catalogue.resolve, _shares(settings), faults, spawn)
     features = Features([*open_features(parts), *observers])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
-    mode = settings.compression.mode
     routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
-    quick_check = QuickCheck(routes, policy, mode)
     measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
+    classifier = Classifier(configuration.overflow_rules(settings.overflow_rules))
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
     counted_by = {entry.name: entry.count_tokens for entry in settings.upstreams}
     return Engine(
         catalogue,
-        quick_check,
-        measurer,
-        records,
-        learned,
-        sending,
-        retries,
-        classifier,
-        features,
-        TokenCounts(measurer, learned, sending, counted_by),
-        policy,
-        time.perf_counter,
-        faults,
+        quick_check=QuickCheck(routes, policy, mode),
+        measurer=measurer,
+        records=records,
+        learned=learned,
+        calls=sending,
+        retries=retries,
+        classifier=classifier,
+        features=features,
+        counts=TokenCounts(measurer, learned, sending, counted_by),
+        policy=policy,
+        clock=time.perf_counter,
+        faults=faults,
+    )
+
+
+def _open_reader(settings: Settings, tokenizers: Tokenizers, policy: Policy) -> Reader:
+    return Reader(
+        tokenizers,
+        items=caches.items(),
+        envelopes=caches.envelopes(),
+        sizes=LRUCache(CACHED_SIZES),
+        prefixes=caches.prefixes(),
+        tools=policy.tools,
+        most=settings.server.limits.items,
+        injected=configuration.injected_rules(settings.injected),
     )
 
 
