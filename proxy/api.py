@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypedDict, Unpack
 import msgspec
 from pydantic import BaseModel
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_steps import decode
 from proxy.core.errors import ContextTooLong, InvalidRequest, UllageError
 from proxy.core.request import Options, Request
@@ -151,7 +151,7 @@ def _encoded(members: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(members, enc_hook=_sent_members)
     except UnicodeEncodeError:
-        return quoted(msgspec.to_builtins(members, enc_hook=_sent_members)).encode()
+        return json_bytes(msgspec.to_builtins(members, enc_hook=_sent_members))
 
 
 def _sent_members(value: object) -> object:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import to_json
 from proxy.core.apis.json_scan import elements, members
 from proxy.core.apis.json_steps import decode, parse
 from proxy.core.conversation import UNREAD, Call, Item, ItemText, WrittenCalls, WrittenResult
@@ -135,7 +135,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
     groups = match.groupdict()
     name = groups.get("name") or ""
     if groups.get("arguments") is None:
-        return name, quoted(_tagged_arguments(match, text, name))
+        return name, to_json(_tagged_arguments(match, text, name))
     try:
         value, _ = _DECODER.raw_decode(text, match.start("arguments"))
     except (ValueError, RecursionError):
@@ -146,7 +146,7 @@ def _call(match: re.Match[str], text: str) -> tuple[str, str]:
         name, value = value["name"], value.get("arguments", value.get("parameters", {}))
     if isinstance(value, str):
         return name, value
-    return name, quoted(value)
+    return name, to_json(value)
 
 
 def _tagged_arguments(match: re.Match[str], text: str, name: str) -> dict[str, str]:
@@ -262,11 +262,11 @@ def replace_written_result(
     value = source[field.start : field.end]
     content = parse(value)
     if isinstance(content, str):
-        replaced = quoted(_framed(content, text, written))
+        replaced = to_json(_framed(content, text, written))
         return (source[: field.start] + replaced + source[field.end :]).encode()
     parts = [value[start:end] for start, end in elements(value, 0)[0]]
     at_result, behind = written.first, written.parts
-    result = quoted({**content[at_result], "text": _framed(_text(content[at_result]) or "", text, written)})
+    result = to_json({**content[at_result], "text": _framed(_text(content[at_result]) or "", text, written)})
     media: list[str] = []
     if is_media is not None:
         media = [parts[at] for at in range(at_result + 1, behind) if is_media(content[at])]

@@ -41,6 +41,7 @@ from cachetools import TTLCache
 from msgspec import structs
 
 from proxy.core.apis.envelope import Envelope
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.content_encoding import ContentDecoder
 from proxy.core.decisions import NO_ADDITION, Addition, CountedView
 from proxy.core.errors import UllageError, UpstreamTimeout, UpstreamUnreachable
@@ -52,7 +53,7 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.ports import Answer, Reply
 from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply, header_in, read_up_to
-from proxy.server_tools.events import dumped, value_of
+from proxy.server_tools.events import value_of
 from proxy.server_tools.merger import StreamMerger, TooMuchBuffered
 from proxy.server_tools.session import ToolSession
 from proxy.server_tools.tool import ServerTool, has_tools
@@ -192,7 +193,7 @@ async def rewritten_reply(session: ToolSession, reply: Reply, engine: Planning) 
             return reply, chunks
         session.add_usage(value.get("usage"))
         if not calls or not session.may_ask_again() or session.api.is_truncated(value):
-            return RewrittenReply(reply, dumped(session.api.merged(value, earlier, session.names))), b""
+            return RewrittenReply(reply, json_bytes(session.api.merged(value, earlier, session.names))), b""
         engine.run.set_aside()
         reply, _ = await session.ask_again(output, calls)
         earlier.append(output)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.json_edit import json_bytes, to_json
 from proxy.core.apis.json_steps import as_object, objects
-from proxy.server_tools.events import dumped, written
+from proxy.server_tools.events import written
 from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
 
 _USUAL_MEMBERS: Final = ("role", "content", "tool_calls")
@@ -51,7 +52,7 @@ def calls(output: Mapping[str, Any], names: Names) -> list[Call]:
 def input_of(output: Mapping[str, Any], body: bytes) -> list[Any]:
     """Return the message to continue from. Unusual members are sent back if the client's body has such members, too."""
     others = [name for name, value in output.items() if name not in _USUAL_MEMBERS and value]
-    sent_back = {name: output[name] for name in others[:_MOST_OTHER_MEMBERS] if dumped(name) in body}
+    sent_back = {name: output[name] for name in others[:_MOST_OTHER_MEMBERS] if json_bytes(name) in body}
     content = output.get("content") or None
     return [{"role": "assistant", "content": content, **sent_back, "tool_calls": _tool_calls(output)}]
 
@@ -269,7 +270,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
         return arguments
     if not arguments:
         return ""
-    return dumped(arguments).decode()
+    return to_json(arguments)
 
 
 def _gap(before: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_steps import decode
 from proxy.core.errors import InvalidRequest
 
@@ -41,12 +41,7 @@ def kind_of(value: Mapping[str, Any]) -> str:
 
 def written(value: Any, name: str = "") -> bytes:
     """Return an event that holds *value*, under *name* if that is not empty."""
-    event = b"data: " + dumped(value) + b"\n\n"
+    event = b"data: " + json_bytes(value) + b"\n\n"
     if name:
         return f"event: {name}\n".encode() + event
     return event
-
-
-def dumped(value: Any) -> bytes:
-    """Return *value* as JSON that is valid UTF-8, also if its texts hold lone surrogates."""
-    return quoted(value).encode()

@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from proxy.core.apis.json_edit import to_json
 from proxy.core.compaction.truncate import OMITTED
-from proxy.server_tools.events import dumped, kind_of, without_nulls, written
+from proxy.server_tools.events import kind_of, without_nulls, written
 from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts, without_calls
 
 Block = Mapping[str, Any]
@@ -48,7 +49,7 @@ def is_truncated(answer: Mapping[str, Any]) -> bool:
 def calls(output: Sequence[Block], names: Names) -> list[Call]:
     """Return the calls of a server tool among blocks."""
     return [
-        Call(str(block.get("id")), str(block["name"]), dumped(block.get("input")).decode())
+        Call(str(block.get("id")), str(block["name"]), to_json(block.get("input")))
         for block in output
         if _is_server_call(block, names)
     ]

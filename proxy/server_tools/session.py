@@ -35,6 +35,7 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from proxy.core.apis.envelope import read_envelope, splice
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.usage import read_usage
 from proxy.core.decisions import API_FORMATS, Addition, CountedView
@@ -44,7 +45,6 @@ from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
 from proxy.offload import offload
 from proxy.server_tools import chat, messages, responses
-from proxy.server_tools.events import dumped
 from proxy.server_tools.merger import Call, ServerToolApi
 from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult
 
@@ -134,7 +134,7 @@ class ToolSession:
 
     async def ask_again(self, output: Any, calls: Sequence[Call]) -> tuple[Reply, bytes]:
         """Answer *calls* of an *output*; return the next generation's reply, and the bytes already read from it."""
-        replayed = [dumped(element) for element in self.api.input_of(output, self._view.body)]
+        replayed = [json_bytes(element) for element in self.api.input_of(output, self._view.body)]
         writers = await self._begin(calls[:MOST_CALLS])
         added: list[bytes] = []
         declared: dict[str, str] = {}
@@ -197,7 +197,7 @@ class ToolSession:
         if self.recalls + 2 == MOST_GENERATIONS:
             # The generation that reads these results is the last one.
             whole[-1] += "\n" + LAST
-        return [dumped(element) for element in self.api.results(output, self.names, whole)]
+        return [json_bytes(element) for element in self.api.results(output, self.names, whole)]
 
     def _results(
         self,

@@ -164,7 +164,7 @@ def neutralised(text: str) -> str:
     return _BRACKETED.sub(lambda match: f"({match[1] or match[2]})", text)
 
 
-def quoted(text: str, characters: int) -> str:
+def quotation(text: str, characters: int) -> str:
     """Return the two ends of *text* in at most *characters*, without data and roles; each line begins with a bar."""
     text = omit_data(text).encode("utf-8", "replace").decode()
     if len(text) > characters:
@@ -201,11 +201,11 @@ def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str
         limit = _limit(entry.role, detail)
         lines = [f"{_SPEAKERS[entry.role]}:"]
         if entry.text:
-            lines.append(quoted(entry.text, limit))
+            lines.append(quotation(entry.text, limit))
         if entry.user_text:
-            lines += ["user:", quoted(entry.user_text, USER)]
+            lines += ["user:", quotation(entry.user_text, USER)]
         for name, arguments in entry.calls:
-            lines += [f"calls {neutralised(name)}:", quoted(arguments, int(detail * ARGUMENTS))]
+            lines += [f"calls {neutralised(name)}:", quotation(arguments, int(detail * ARGUMENTS))]
         lines += [f"({neutralised(kind)}, not shown)" for kind in entry.media]
         yield "\n".join(line for line in lines if line)
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.sse import data_of
-from proxy.server_tools.events import dumped, value_of, written
+from proxy.server_tools.events import value_of, written
 
 
 @pytest.mark.parametrize(
@@ -24,4 +25,4 @@ def test_what_is_written_can_be_read_again() -> None:
     for value in ({"a": "é\n"}, {"a": "\ud800"}):
         event = written(value, "kind")
         assert event.startswith(b"event: kind\ndata: ")
-        assert json.loads(data_of(event)) == value == json.loads(dumped(value))
+        assert json.loads(data_of(event)) == value == json.loads(json_bytes(value))

@@ -23,7 +23,7 @@ from proxy.summaries.prompts import (
     most_words,
     neutralised,
     omit_data,
-    quoted,
+    quotation,
     split_transcript,
 )
 from proxy.summaries.verify import INSTRUCTIONS
@@ -126,7 +126,7 @@ def test_nothing_looks_like_a_role(tag: str) -> None:
 @given(st.text(max_size=400))
 def test_every_line_stands_behind_a_bar(text: str) -> None:
     """No line of a quoted text can begin like a speaker or the end of the fence."""
-    assert all(line.startswith("| ") for line in quoted(text, 200).split("\n")) or quoted(text, 200) == ""
+    assert all(line.startswith("| ") for line in quotation(text, 200).split("\n")) or quotation(text, 200) == ""
 
 
 def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None:

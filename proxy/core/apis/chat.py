@@ -20,7 +20,7 @@ from proxy.core.apis.json_edit import (
     extended_list,
     extended_string,
     parts_in_content,
-    quoted,
+    to_json,
     with_content,
 )
 from proxy.core.apis.json_steps import decode, objects
@@ -165,7 +165,7 @@ def _extended(content: str, text: str, before: bool, media: Sequence[bytes]) -> 
         return extended_list(content, text, "text", before, ())
     if content.startswith('"'):
         return extended_string(content, text, before)
-    return quoted(text)
+    return to_json(text)
 
 
 def media_parts(raw: bytes) -> list[bytes]:
@@ -182,7 +182,7 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
 
     def replaced(content: str) -> str:
         if not content.startswith("["):
-            return quoted(text)
+            return to_json(text)
         return extended_list("null", text, "text", before=True, media=parts)
 
     return with_content(raw, replaced)
@@ -238,20 +238,20 @@ def _counted(message: Mapping[str, Any], calls: Sequence[_Call]) -> list[str]:
         if isinstance(value, str):
             texts.append(value)
         else:
-            texts.append(quoted(value))
+            texts.append(to_json(value))
     return texts
 
 
 def _part_texts(part: Any) -> Iterator[str]:
     """Yield the text of a part; one that is neither text nor media counts as its JSON."""
     if not isinstance(part, dict):
-        yield quoted(part)
+        yield to_json(part)
     elif is_media(part):
         return
     elif part.get("type") in (None, "text") and isinstance(part.get("text"), str):
         yield part["text"]
     else:
-        yield quoted(part)
+        yield to_json(part)
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
@@ -293,7 +293,7 @@ def _read_call(call: dict[str, Any]) -> _Call:
     function = _named(call)
     arguments = function.get("arguments", function.get("input", ""))
     if not isinstance(arguments, str):
-        arguments = quoted(arguments)
+        arguments = to_json(arguments)
     return _Call(str(call.get("id") or ""), str(function.get("name", "")), arguments)
 
 

@@ -27,7 +27,7 @@ from proxy.core.apis.json_edit import (
     joined_list,
     leaves,
     parts_in_content,
-    quoted,
+    to_json,
     with_content,
     with_replaced_values,
 )
@@ -114,7 +114,7 @@ def _item(content: dict[str, Any], count: Count, large: bool) -> Item:
         _weigh(part, weight, count)
     for key, value in content.items():
         if key not in ("role", "parts") and value:
-            weight.text += count(quoted(value))
+            weight.text += count(to_json(value))
     # The role, too, is made equal: a content without one is the user's.
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
     name, calls, answers = digest(unsigned, large=large), _names(parts, "call"), _names(parts, "result")
@@ -178,9 +178,9 @@ def _part_tokens(part: Mapping[str, Any], kind: str, count: Count) -> int:
         return count(_text(part))
     value = _value(part)
     if kind in _EDITABLE:
-        texts = (str(value.get("name")), str(value.get("id") or ""), quoted(value.get(_EDITABLE[kind])))
+        texts = (str(value.get("name")), str(value.get("id") or ""), to_json(value.get(_EDITABLE[kind])))
         return PER_CALL + sum(map(count, texts))
-    return PER_CALL + count(quoted(_unsigned(part)))
+    return PER_CALL + count(to_json(_unsigned(part)))
 
 
 def _weigh_media(value: Mapping[str, Any], weight: Weight, count: Count) -> None:
@@ -214,7 +214,7 @@ def read_item_text(raw: bytes) -> ItemText:
     content = decode(raw)
     parts = _parts(content)
     role = _role(content, parts)
-    calls = tuple((str(value.get("name")), quoted(value.get("args") or {})) for value in _values(parts, "call"))
+    calls = tuple((str(value.get("name")), to_json(value.get("args") or {})) for value in _values(parts, "call"))
     results = tuple((_result_text(value.get("response")), _failed(value)) for value in _values(parts, "result"))
     media = tuple(_mime(value).partition("/")[0] or "file" for value in _values(parts, "media"))
     words = "\n".join(filter(None, map(_words, parts)))
@@ -243,7 +243,7 @@ def _result_text(response: Any) -> str:
         key, text = next(iter(response.items()))
         if key in _RESULT_KEYS and isinstance(text, str):
             return text
-    return quoted(response)
+    return to_json(response)
 
 
 def _failed(value: Mapping[str, Any]) -> bool:
@@ -270,7 +270,7 @@ def user_message(text: str) -> bytes:
 
 
 def _text_part(text: str) -> str:
-    return '{"text":' + quoted(text) + "}"
+    return '{"text":' + to_json(text) + "}"
 
 
 def media_parts(raw: bytes) -> list[bytes]:
@@ -292,7 +292,7 @@ def with_results(raw: bytes, texts: Sequence[str], *, media: bool = False) -> by
             value["response"] = {"output": text}
         if not media:
             value.pop("parts", None)
-        values["parts", at, _key(part)] = quoted(value)
+        values["parts", at, _key(part)] = to_json(value)
     return with_replaced_values(raw.decode(), values).encode()
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_plus
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_scan import members
 
 # Only plain characters, without percent-encoding: no upstream can decode such a path into another one.
@@ -112,7 +112,7 @@ def renamed_body(body: bytes, model: str, name: str) -> bytes:
     """
     # Quotes inside a JSON string are escaped, so no text of a request matches.
     named = re.compile(rb'(?<!\\)("model"\s*:\s*"(?:[\w/-]+/)?models/)' + re.escape(model.encode()) + rb'"')
-    return named.sub(lambda match: match[1] + quoted(name).encode()[1:], body)
+    return named.sub(lambda match: match[1] + json_bytes(name)[1:], body)
 
 
 def _quoted(model: str) -> str:
@@ -144,5 +144,5 @@ def count_body(body: bytes, model: str) -> bytes:
     inner = body
     if "model" not in names:
         at = body.index(b"{") + 1
-        inner = body[:at] + b'"model":' + quoted(f"models/{model}").encode() + b"," + body[at:]
+        inner = body[:at] + b'"model":' + json_bytes(f"models/{model}") + b"," + body[at:]
     return b'{"generateContentRequest":' + inner + b"}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, is_large, parse
 from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
 from proxy.core.errors import InvalidRequest
@@ -131,7 +131,7 @@ def weighed_item(
 
 def plain_user_message(text: str) -> bytes:
     """Return a user message of our own that holds *text*, for conversations without a user item to carry it."""
-    return b'{"role":"user","content":' + quoted(text).encode() + b"}"
+    return b'{"role":"user","content":' + json_bytes(text) + b"}"
 
 
 def digest(item: dict[str, Any], *, large: bool = False) -> bytes:

@@ -52,7 +52,7 @@ class Slot:
     inner: Path | None = None
 
 
-def quoted(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return *value* as JSON that UTF-8 can encode; lone surrogates, which it cannot, stay escaped."""
     if type(value) is str:
         text = _WRITER.encode(value)
@@ -63,6 +63,11 @@ def quoted(value: Any) -> str:
     except UnicodeEncodeError:
         return encode_in_steps(value, lambda part: spelled(part, _ASCII_WRITER.encode))
     return text
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return *value* as JSON in UTF-8; in ASCII if it has lone surrogates."""
+    return to_json(value).encode()
 
 
 def _written(value: Any) -> str:
@@ -209,7 +214,7 @@ def _joined_parts(source: str, spans: Sequence[Span]) -> Iterator[str]:
             yield from (part for part, _ in run)
             continue
         text = "\n".join(text for _, (_, text) in run)
-        yield quoted({"type": kind, "text": text})
+        yield to_json({"type": kind, "text": text})
 
 
 def _plain_text(part: str) -> tuple[str, str]:
@@ -257,9 +262,9 @@ def with_replaced_texts(source: str, holders: Sequence[_Holder], texts: Mapping[
     """Return the JSON *source* with *texts* in place of those of their slots, and everything around them unchanged."""
     changes: list[tuple[Span, str]] = []
     for holder in holders:
-        inside = [(span, quoted(texts[slot])) for slot, span in holder.slots if slot in texts]
+        inside = [(span, to_json(texts[slot])) for slot, span in holder.slots if slot in texts]
         if inside and holder.arguments is not None:
-            changes.append((holder.span, quoted(_spliced(holder.arguments, inside))))
+            changes.append((holder.span, to_json(_spliced(holder.arguments, inside))))
         else:
             changes += inside
     return _spliced(source, changes)
@@ -349,7 +354,7 @@ def extended_list(value: str, text: str, kind: str, before: bool, media: Sequenc
     Its own parts stay one unchanged run. *more* are further members of the added part, as JSON.
     """
     open_part = '{"type":"' + kind + '","text":'
-    added = ",".join([open_part + quoted(text) + more + "}", *(part.decode() for part in media)])
+    added = ",".join([open_part + to_json(text) + more + "}", *(part.decode() for part in media)])
     own = ""
     if value.startswith("["):
         own = value[1:-1].strip()
@@ -386,7 +391,7 @@ def with_replaced_contents(
         parts: list[bytes] = []
         if media and content.startswith("["):
             parts = _parts_at(content, 0, is_media)
-        replacement = quoted(text)
+        replacement = to_json(text)
         if parts:
             replacement = extended_list("null", text, kind, before=True, media=parts)
         changes.append((span, replacement))
@@ -396,8 +401,8 @@ def with_replaced_contents(
 def extended_string(value: str, text: str, before: bool) -> str:
     """Return the JSON string *value* with *text* before or after its own text, which stays one unchanged run."""
     if before:
-        return value[0] + quoted(text + "\n\n")[1:-1] + value[1:]
-    return value[:-1] + quoted("\n\n" + text)[1:-1] + value[-1]
+        return value[0] + to_json(text + "\n\n")[1:-1] + value[1:]
+    return value[:-1] + to_json("\n\n" + text)[1:-1] + value[-1]
 
 
 def with_model(body: bytes, name: str) -> bytes:

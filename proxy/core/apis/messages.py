@@ -19,9 +19,10 @@ from proxy.core.apis.json_edit import (
     Path,
     Slot,
     extended_list,
+    json_bytes,
     leaves,
     parts_in_content,
-    quoted,
+    to_json,
     with_content,
     with_replaced_contents,
 )
@@ -116,7 +117,7 @@ def _weigh_members(message: Mapping[str, Any], weight: Weight, count: Count) -> 
         if key in ("role", "content", "cache_control") or not value:
             continue
         if not isinstance(value, str):
-            value = quoted(value)
+            value = to_json(value)
         weight.text += count(value)
 
 
@@ -128,7 +129,7 @@ def _weigh(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     elif kind == "text":
         weight.text += count(_text(block.get("text")))
     elif kind == "tool_use":
-        texts = (block.get("id"), block.get("name"), quoted(block.get("input")))
+        texts = (block.get("id"), block.get("name"), to_json(block.get("input")))
         weight.text += PER_CALL + sum(count(_text(text)) for text in texts)
     elif kind == "tool_result":
         weight.text += PER_CALL + count(_text(block.get("tool_use_id")))
@@ -191,7 +192,7 @@ def read_item_text(raw: bytes) -> ItemText:
         if kind == "thinking":
             thoughts.append(_text(block.get("thinking")))
         elif kind.endswith("tool_use"):
-            calls.append((_text(block.get("name")), quoted(block.get("input"))))
+            calls.append((_text(block.get("name")), to_json(block.get("input"))))
         elif _is_result(block):
             results.append(("\n".join(_words(_blocks(block))), block.get("is_error") is True))
         elif _is_media(block):
@@ -229,7 +230,7 @@ def marker(raw: bytes) -> bytes:
     for block in _blocks(decode(raw)):
         for part in (*_blocks(block), block):
             if isinstance(part.get("cache_control"), dict):
-                last = quoted(part["cache_control"]).encode()
+                last = json_bytes(part["cache_control"])
     return last
 
 
@@ -295,7 +296,7 @@ def _as_block(part: Any) -> dict[str, Any]:
     """Return *part* if it is an object; anything else as a text block of its JSON."""
     if isinstance(part, dict):
         return part
-    return {"type": "text", "text": quoted(part)}
+    return {"type": "text", "text": to_json(part)}
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:
@@ -338,4 +339,4 @@ def _text(value: Any) -> str:
         return value
     if value is None or isinstance(value, dict):
         return ""
-    return quoted(value)
+    return to_json(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from proxy.core.apis.json_edit import quoted
+from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_steps import decode
 
 SEALED_HINT = re.compile(
@@ -58,7 +58,7 @@ def chat(raw: bytes) -> bytes:
     if rest.get("content") in (None, []) and not rest.get("tool_calls") and not rest.get("function_call"):
         # Without content the message would be rejected, and without the message roles would no longer alternate.
         rest["content"] = ""
-    return _as_json(rest)
+    return json_bytes(rest)
 
 
 def messages(raw: bytes) -> bytes:
@@ -71,7 +71,7 @@ def messages(raw: bytes) -> bytes:
         return raw
     if not rest:
         return b""
-    return _as_json({**message, "content": rest})
+    return json_bytes({**message, "content": rest})
 
 
 def responses(raw: bytes) -> bytes:
@@ -86,7 +86,7 @@ def responses(raw: bytes) -> bytes:
     is_output = item.get("role") == "assistant" or str(item.get("type", "")).endswith("_call")
     if not is_output or "id" not in item:
         return raw
-    return _as_json({key: value for key, value in item.items() if key != "id"})
+    return json_bytes({key: value for key, value in item.items() if key != "id"})
 
 
 UNVERIFIED_SIGNATURE: Final = "skip_thought_signature_validator"
@@ -102,7 +102,7 @@ def gemini(raw: bytes) -> bytes:
     parts = [_unsigned(part) for part in content["parts"]]
     if parts == content["parts"]:
         return raw
-    return _as_json({**content, "parts": parts})
+    return json_bytes({**content, "parts": parts})
 
 
 def _unsigned(part: Any) -> Any:
@@ -139,8 +139,3 @@ def unsealed(value: object) -> object:
 def is_sealed(part: object) -> bool:
     """Return True if a content part is sealed reasoning as a whole."""
     return isinstance(part, dict) and str(part.get("type")) in SEALED_TYPES
-
-
-def _as_json(value: Any) -> bytes:
-    """Return *value* as JSON in UTF-8; in ASCII if it has lone surrogates, which UTF-8 cannot encode."""
-    return quoted(value).encode()

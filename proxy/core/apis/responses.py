@@ -24,7 +24,7 @@ from proxy.core.apis.json_edit import (
     extended_string,
     leaves,
     parts_in_content,
-    quoted,
+    to_json,
     with_content,
     with_replaced_contents,
 )
@@ -243,7 +243,7 @@ def _arguments(value: Mapping[str, Any]) -> str:
         if isinstance(arguments, str) and arguments:
             return arguments
         if arguments:
-            return quoted(arguments)
+            return to_json(arguments)
     return ""
 
 
@@ -355,10 +355,10 @@ def _member_texts(key: str, member: Any) -> Iterable[str]:
 def _part_texts(part: Any) -> Iterator[str]:
     """Yield the texts of a part; one of a kind that the API does not define counts as its JSON, media not at all."""
     if not isinstance(part, dict):
-        yield quoted(part)
+        yield to_json(part)
     elif is_media(part):
         return
     elif str(part.get("type")) in _TEXT_PARTS:
         yield from (part[key] for key in ("text", "refusal") if isinstance(part.get(key), str))
     else:
-        yield quoted(part)
+        yield to_json(part)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.apis.json_edit import minified, quoted
+from proxy.core.apis.json_edit import minified, to_json
 from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import parse
 from proxy.core.conversation import Count
@@ -402,7 +402,7 @@ def _minified_tools(source: str, tokens: int, count: Count) -> bytes:
 
 def _tools_at(parsed: list[Any], own: int, nested: int, examples: bool) -> bytes:
     """The JSON array of the tools *parsed*, with as much prose as one level leaves."""
-    tools = (quoted(_tool(tool, own, nested, examples)) for tool in parsed)
+    tools = (to_json(_tool(tool, own, nested, examples)) for tool in parsed)
     return f"[{','.join(tools)}]".encode()
 
 

@@ -23,7 +23,7 @@ from proxy.core.apis.json_edit import (
     locate,
     locate_slots,
     minified,
-    quoted,
+    to_json,
     with_fewer_parts,
     with_model,
     with_replaced_texts,
@@ -188,7 +188,7 @@ def test_values_are_written_as_the_standard_library_writes_them(value: Any, odd:
     """Fractions, what is no number and lone surrogates, too, wherever they stand."""
     for each in (value, odd, [value, odd], {"a": odd, "b": value}):
         ascii_only = any(text == "\ud83d" for _, text in leaves(each))
-        assert quoted(each) == json.dumps(each, ensure_ascii=ascii_only, separators=(",", ":"))
+        assert to_json(each) == json.dumps(each, ensure_ascii=ascii_only, separators=(",", ":"))
 
 
 def test_a_text_is_located_once_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_what_minified_json_keeps(text: str, shorter: str) -> None:
 def test_a_number_that_python_does_not_hold_is_spelled_as_it_came(number: str, other: Any) -> None:
     """JSON has larger numbers than Python; a text of the same characters stays a text."""
     text = json.dumps({"a": [other, {"b": "@"}], "@": "@"}, separators=(",", ":")).replace('"@"', number, 1)
-    assert quoted(decode(text.encode())) == text
-    assert quoted(parse(text)) == text
-    assert quoted(decode(number.encode())) == number
-    assert quoted(decode(json.dumps(number).encode())) == f'"{number}"'
+    assert to_json(decode(text.encode())) == text
+    assert to_json(parse(text)) == text
+    assert to_json(decode(number.encode())) == number
+    assert to_json(decode(json.dumps(number).encode())) == f'"{number}"'
