@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from proxy.core.tokens.counting import INJECTED
+from proxy.core.tokens.injected import INJECTED
 
 TOLERANCE = 1e-9
 """The rounding error that a sum of decimal shares may have."""
