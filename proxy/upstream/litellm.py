@@ -19,6 +19,7 @@ from typing import Any, Final
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER, NO_HEADERS
 from proxy.core.tokens.budget import answer_reserve
+from proxy.engine.replies import header_in
 from proxy.tasks import Spawn
 from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.targets import Timeouts
@@ -94,7 +95,7 @@ class BridgedReply:
 
     def header(self, name: str) -> str:
         """Return the first header called *name* (any case), or an empty string."""
-        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+        return header_in(self.headers, name)
 
     async def next_chunk(self) -> bytes:
         """Return the next bytes; empty at the end. Raises ``UpstreamUnreachable`` or ``UpstreamTimeout``."""

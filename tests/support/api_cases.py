@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from proxy.core.apis import chat, gemini, messages, portable, responses
 from proxy.core.compaction.truncate import clip
-from proxy.core.tokens.media import UNKNOWN_IMAGE
+from proxy.core.tokens.media import DEFAULT_PRICES
 from tests.stub import gemini as gemini_stub
 from tests.stub import messages as messages_stub
 from tests.stub import responses as responses_stub
@@ -38,6 +38,9 @@ SAME: Final = object()
 TEXT: Final = "a long text indeed"
 LONG: Final = "word " * 2_000
 """Some 2,000 tokens."""
+
+UNKNOWN_IMAGE: Final = DEFAULT_PRICES.image.tokens(None, "high")
+"""Tokens of an image whose size cannot be read: those of the largest one (2048 x 768: eight tiles)."""
 
 
 @dataclass(frozen=True)

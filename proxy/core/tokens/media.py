@@ -199,9 +199,6 @@ def _squares(width: int, height: int, side: int) -> int:
     return max(1, -(-width // side)) * max(1, -(-height // side))
 
 
-UNKNOWN_IMAGE = DEFAULT_PRICES.image.tokens(None, "high")
-"""Tokens of an image whose size cannot be read: those of the largest one (2048 x 768: eight tiles)."""
-
 SOUND_BYTES_PER_SECOND = 4000
 """Bytes of a second of sound whose header states no length: speech at 32 kbit/s, the lowest rate in common use."""
 

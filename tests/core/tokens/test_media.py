@@ -16,7 +16,6 @@ from proxy.core.tokens.media import (
     FAMILIES,
     TILE,
     TILE_BASE,
-    UNKNOWN_IMAGE,
     Prices,
     Size,
     file_tokens,
@@ -26,6 +25,9 @@ from proxy.core.tokens.media import (
     part_tokens,
     prices,
 )
+
+UNKNOWN_IMAGE = DEFAULT_PRICES.image.tokens(None, "high")
+"""Tokens of an image whose size cannot be read: those of the largest one (2048 x 768: eight tiles)."""
 
 
 def png(width: int, height: int) -> bytes:
