@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from proxy.core.apis.json_edit import to_json
-from proxy.core.apis.json_scan import elements, members
+from proxy.core.apis.json_edit import to_json, with_content
+from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import decode, parse
 from proxy.core.conversation import UNREAD, Call, Item, ItemText, WrittenCalls, WrittenResult
 from proxy.core.lazy_pattern import lazy_pattern
@@ -257,21 +257,20 @@ def replace_written_result(
 
     Parts of the result for which *is_media* is true stay as well.
     """
-    source = raw.decode()
-    field = next(field for field in reversed(members(source)) if field.key == "content")
-    value = source[field.start : field.end]
-    content = parse(value)
-    if isinstance(content, str):
-        replaced = to_json(_framed(content, text, written))
-        return (source[: field.start] + replaced + source[field.end :]).encode()
-    parts = [value[start:end] for start, end in elements(value, 0)[0]]
-    at_result, behind = written.first, written.parts
-    result = to_json({**content[at_result], "text": _framed(_text(content[at_result]) or "", text, written)})
-    media: list[str] = []
-    if is_media is not None:
-        media = [parts[at] for at in range(at_result + 1, behind) if is_media(content[at])]
-    replaced = "[" + ",".join([*parts[:at_result], result, *media, *parts[behind:]]) + "]"
-    return (source[: field.start] + replaced + source[field.end :]).encode()
+
+    def replaced(value: str) -> str:
+        content = parse(value)
+        if isinstance(content, str):
+            return to_json(_framed(content, text, written))
+        parts = [value[start:end] for start, end in elements(value, 0)[0]]
+        at_result, behind = written.first, written.parts
+        result = to_json({**content[at_result], "text": _framed(_text(content[at_result]) or "", text, written)})
+        media: list[str] = []
+        if is_media is not None:
+            media = [parts[at] for at in range(at_result + 1, behind) if is_media(content[at])]
+        return "[" + ",".join([*parts[:at_result], result, *media, *parts[behind:]]) + "]"
+
+    return with_content(raw, replaced)
 
 
 def _framed(whole: str, text: str, written: WrittenResult) -> str:

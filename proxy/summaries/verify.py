@@ -9,21 +9,17 @@ quote. An order that is not in the source is dropped.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from proxy.core.compaction.digest import quoted
-from proxy.core.conversation import Count, ItemText
+from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.summaries.headings import SECTIONS, opened_section
 from proxy.summaries.orders import is_order
+from proxy.summaries.source import LONGEST_LINE, WIDE, WIDE_RANGE, WORD, Source, words_of
 
 INSTRUCTIONS = SECTIONS[-1]
-
-SPEAKERS = ("user", "tool", "assistant")
-"""Authors that a line may have, in order of preference; ``user`` is also the system."""
 
 MAX_REPEATED = 0.3
 """Most runs of four words that may be repetitions, as a share of all: above it, the model was in a loop."""
@@ -33,21 +29,6 @@ MAX_DROPPED = 0.5
 
 SHORT_IN_TITLES = 3
 """Letters of a word up to which titles have it without a capital."""
-
-OVERLAP = 0.7
-"""Share of a line's word pairs that a sentence of a speaker must hold to be its source."""
-
-INDEXED = 2**20
-"""Characters of each speaker's newest texts that are indexed, at about 50 bytes of memory each.
-
-An order from before them is dropped.
-"""
-
-_WINDOW = 65_536
-"""Characters of a text that are split into sentences in one call."""
-
-_LONGEST_LINE = 4_000
-"""Characters of a line or of a sentence that are compared."""
 
 # The mark of a list item at the beginning of a line.
 _BULLET = lazy_pattern(r"^\s*(?:[-*•]\s+|\d{1,3}[.)]\s+)?")
@@ -67,12 +48,9 @@ _CAPITALISED = lazy_pattern(
 # A function: its name before a bracket.
 _CALLED = lazy_pattern(r"\b([A-Za-z_]\w*)\(")
 _DIGIT = lazy_pattern(r"\d")
-# Chinese, Japanese and their punctuation, and Korean: it has spaces, but its particles follow a name without one. So
-# the range differs from ``UNSPACED``, by which words are counted.
-_WIDE_RANGE = r"\u2e80-\u9fff\uac00-\ud7af"
-_URL = lazy_pattern(rf"https?://[^\s\"'`<>)\]“”„«»（），。：；！？،؛؟{_WIDE_RANGE}]+")
+_URL = lazy_pattern(rf"https?://[^\s\"'`<>)\]“”„«»（），。：；！？،؛؟{WIDE_RANGE}]+")
 # Scripts without blanks: "在src/a.py中". A wide character at a sign belongs to the name, as in "报告/a.py".
-_NAME_AMONG_WIDE = lazy_pattern(rf"(?:[{_WIDE_RANGE}](?=[/\\._-]))?[^{_WIDE_RANGE}]+(?:(?<=[/\\._-])[{_WIDE_RANGE}])?")
+_NAME_AMONG_WIDE = lazy_pattern(rf"(?:[{WIDE_RANGE}](?=[/\\._-]))?[^{WIDE_RANGE}]+(?:(?<=[/\\._-])[{WIDE_RANGE}])?")
 # "E404-Fehler", "a.py-файл": a word of the language behind a name.
 _COMPOUND = lazy_pattern(r"-(?:[A-ZÄÖÜ][a-zäöüß]{2,}|[^\W\d_a-zA-Z]+)$")
 # The end of a model's thoughts, which some servers leave in the text; not a quoted one.
@@ -92,17 +70,6 @@ _MARKUP = lazy_pattern(
     r"|<<SYS>>|\{\s*\"(?:name|tool|function)\"\s*:[^\n]{0,200}\"(?:arguments|parameters|input)\"",
     re.IGNORECASE,
 )
-# Words that turn a sentence into its opposite, in the languages of ``orders``.
-_NEGATION = lazy_pattern(
-    r"\b(?:not|never|no|dont|don|without|avoid|cannot|cant|nor|neither|none|stop|except|unless|nicht|nie|niemals|kein\w*|ohne"
-    r"|jamais|ne|pas|sans|aucun\w*|nunca|jamás|sin|não|sem|non|senza|mai|niet|geen|nooit|zonder|не|нет|ни|никогда|без|nigdy"
-    r"|bez|لا|لن|بدون|नहीं|मत)\b|[不别別勿禁않안마]|な い|ま せ ん"
-)
-_WORD = lazy_pattern(r"[^\W_]+(?:_[^\W_]+)*|_+\w+", re.UNICODE)
-_WIDE = lazy_pattern(rf"[{_WIDE_RANGE}]")
-_SENTENCE = lazy_pattern(r"(?<=[.!?;:])\s+|(?<=[。！？；])|\n+")
-_ASCII_SENTENCE = lazy_pattern(r"\s(?<=[.!?;:]\s)\s*|\n+")
-"""Between two sentences; the second pattern is the same for ASCII text, in half the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,111 +83,6 @@ class Verdict:
     reason: str = ""
     dropped: int = 0
     quoted: int = 0
-
-
-class Source:
-    """The items that a summary is about, of *tokens* in all. Built once for all drafts.
-
-    The sentences of a speaker are indexed when a line is first compared with them: few drafts have lines of tools.
-    """
-
-    def __init__(self, entries: Sequence[ItemText], tokens: int) -> None:
-        self.tokens = tokens
-        self._room = dict.fromkeys(SPEAKERS, INDEXED)
-        self._spoken: dict[str, list[str]] = {speaker: [] for speaker in SPEAKERS}
-        self._sentences: dict[str, _Sentences] = {}
-        for entry in reversed(entries):
-            speaker = entry.role
-            if speaker == "system":
-                speaker = "user"
-            self._add(speaker, entry.text)
-            if entry.user_text:
-                self._add("user", entry.user_text)
-            for _, arguments in entry.calls:
-                self._add("assistant", arguments)
-        self._text = "\n".join(text for entry in entries for text in _texts(entry))
-        self._lowered = self._text.lower()
-
-    def holds(self, token: str) -> bool:
-        """True if *token* occurs in the source as a whole word or figure."""
-        return _occurs(token, self._text) or _occurs(token.lower(), self._lowered)
-
-    def mentions(self, name: str) -> bool:
-        """True if the source has *name*, or in any case a word that begins with it or with its singular."""
-        if name in self._text:
-            return True
-        stem = name.lower().removesuffix("s")
-        at = self._lowered.find(stem)
-        while at >= 0:
-            if not self._lowered[at - 1 : at].isalnum():
-                return True
-            at = self._lowered.find(stem, at + 1)
-        return False
-
-    def speaker(self, line: str) -> str:
-        """Return the author of a sentence like *line*: ``user`` (or system), ``tool``, ``assistant``, or empty."""
-        words = _words(line)
-        return next((speaker for speaker in SPEAKERS if self._is_by(speaker, words)), "")
-
-    def _add(self, speaker: str, text: str) -> None:
-        """Add *text*, as much of it as there is room for this speaker."""
-        text = text[: self._room[speaker]]
-        self._room[speaker] -= len(text)
-        self._spoken[speaker].append(text)
-
-    def _is_by(self, speaker: str, words: list[str]) -> bool:
-        """True if *speaker* has a sentence like *words*; if it is the user's, both or none must be negated."""
-        sentences = self._sentences.get(speaker)
-        if sentences is None:
-            sentences = self._sentences[speaker] = _Sentences(self._spoken.pop(speaker))
-        alike = sentences.like(words)
-        if speaker != "user":
-            return bool(alike)
-        negated = _is_negated(words)
-        return any(_is_negated(_words(sentence)) == negated for sentence in alike)
-
-
-class _Sentences:
-    """The sentences of some texts, indexed by their pairs of words."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._sentences: list[str] = []
-        self._by_pair: dict[str, list[int]] = {}
-        for text in texts:
-            for start in range(0, len(text), _WINDOW):
-                self._add(text[start : start + _WINDOW])
-
-    def like(self, words: list[str]) -> list[str]:
-        """Return up to 20 sentences that hold most pairs of *words*."""
-        pairs = _pairs(words)
-        shared: Counter[int] = Counter()
-        for pair in pairs:
-            shared.update(self._by_pair.get(pair, ()))
-        enough = OVERLAP * len(pairs)
-        return [self._sentences[at] for at, count in shared.most_common(20) if count >= enough]
-
-    def _add(self, text: str) -> None:
-        """Add the sentences of *text*."""
-        boundary = _SENTENCE
-        if text.isascii():
-            boundary = _ASCII_SENTENCE
-        for piece in boundary.split(text):
-            sentence = piece[:_LONGEST_LINE]
-            pairs = _pairs(_words(sentence))
-            for pair in pairs:
-                self._by_pair.setdefault(pair, []).append(len(self._sentences))
-            if pairs:
-                self._sentences.append(sentence)
-
-
-def _pairs(words: list[str]) -> set[str]:
-    """Return the pairs of neighbouring *words*; a single word itself."""
-    return {f"{first} {second}" for first, second in pairwise(words)} or set(words)
-
-
-def _is_negated(words: list[str]) -> bool:
-    """True if one of *words* negates."""
-    return _NEGATION.search(" ".join(words)) is not None
 
 
 def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
@@ -238,7 +100,7 @@ def verify(draft: str, source: Source, cap: int, count: Count) -> Verdict:
             verified += ["", f"## {section}"]
             continue
         lines += 1
-        line = _verified_line(written[:_LONGEST_LINE], section, source)
+        line = _verified_line(written[:LONGEST_LINE], section, source)
         if not line:
             dropped += 1
             continue
@@ -265,16 +127,6 @@ def _section_lines(text: str) -> Iterator[tuple[str, str]]:
             section = ""
         elif section and line and not _FENCE.match(line):
             yield section, line
-
-
-def _texts(entry: ItemText) -> Iterator[str]:
-    """Yield the texts of an item and of its calls; arguments as they are, and without JSON's escapes."""
-    yield entry.text
-    for name, arguments in entry.calls:
-        yield name
-        yield arguments
-        if "\\" in arguments:
-            yield arguments.replace("\\\\", "\\").replace('\\"', '"').replace("\\/", "/")
 
 
 def _reason_against(text: str, source: Source, cap: int, count: Count) -> str:
@@ -338,14 +190,14 @@ def plain_names(text: str) -> Iterator[str]:
     """
     if not _ENGLISH.search(text):
         return
-    long_words = [word for word in _WORD.findall(text) if len(word) > SHORT_IN_TITLES]
+    long_words = [word for word in WORD.findall(text) if len(word) > SHORT_IN_TITLES]
     if not all(word[0].isupper() for word in long_words):
         yield from _CAPITALISED.findall(_LABEL.sub("", text))
 
 
 def _names_among_wide(token: str) -> list[str]:
     """Return the parts of *token* that are not of a script without blanks between words."""
-    if token.isascii() or not _WIDE.search(token):
+    if token.isascii() or not WIDE.search(token):
         return [token]
     parts: list[str] = _NAME_AMONG_WIDE.findall(token)
     return parts
@@ -359,41 +211,9 @@ def _is_name(token: str) -> bool:
     return has_sign or bool(_DIGIT.search(token) or _CAMEL.search(token))
 
 
-def _occurs(token: str, text: str) -> bool:
-    """True if *token* occurs in *text* as a whole, not only inside a longer word or figure."""
-    at = text.find(token)
-    while at >= 0:
-        end = at + len(token)
-        before, after = text[at - 1 : at], text[end : end + 1]
-        if not (_joins(before) and _joins(token[0])) and not (_joins(after) and _joins(token[-1])):
-            return True
-        at = text.find(token, at + 1)
-    return False
-
-
-def _joins(char: str) -> bool:
-    """True if *char* would continue a word or a figure."""
-    return bool(char) and (char.isalnum() or char == "_") and not _WIDE.match(char)
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of *text* in lower case; each character of a script without blanks counts as one."""
-    folded = text.replace("'", "").replace("’", "").lower()
-    words: list[str] = _WORD.findall(folded)
-    if folded.isascii() or not _WIDE.search(folded):
-        return words
-    separate: list[str] = []
-    for word in words:
-        if _WIDE.search(word):
-            separate += word
-        else:
-            separate.append(word)
-    return separate
-
-
 def _loops(text: str) -> bool:
     """True if *text* repeats itself."""
-    words = _words(text)
+    words = words_of(text)
     runs = [tuple(words[at : at + 4]) for at in range(len(words) - 3)]
     if len(runs) < 12:
         return len(words) >= 12 and len(set(words)) * 4 < len(words)

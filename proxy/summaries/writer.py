@@ -18,7 +18,8 @@ from proxy.offload import in_background
 from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
 from proxy.summaries.prompts import Prompts, most_words, split_transcript
-from proxy.summaries.verify import Source, verify
+from proxy.summaries.source import Source
+from proxy.summaries.verify import verify
 
 FRAME: Final = 700
 """Most tokens of the instructions and the tags of one call."""

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation import ItemText, Role
+from proxy.core.conversation import ItemText
 from proxy.summaries.headings import SECTIONS
-from proxy.summaries.verify import INDEXED, Source, Verdict, checkable, verify
+from proxy.summaries.source import INDEXED, Source
+from proxy.summaries.verify import Verdict, checkable, verify
 from tests.stub.summariser import INJECTED
 from tests.support.engine_fixtures import count_tokens
 
@@ -26,7 +27,6 @@ ENTRIES = (
     ItemText("assistant", "The rows are lost because the lock is released too early. Delete the temporary table."),
 )
 SOURCE = Source(ENTRIES, 400)
-ENDS = (". ", "! \n", ";", "\n", " ", "  ", ":\t", "\n\n. ")
 
 
 def judged(draft: str, cap: int = 400, source: Source = SOURCE) -> Verdict:
@@ -151,18 +151,6 @@ def test_plain_words_need_no_proof() -> None:
     """Only names, paths, URLs, identifiers and figures are looked for."""
     said = "It failed, e.g. with `E404` in src/a.py and/or runTests (see https://a.example/x?y=1) 3 times."
     assert set(checkable(said)) == {"E404", "src/a.py", "runTests", "https://a.example/x?y=1", "3"}
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["go to the sea", "do not stay here", "a"]), st.sampled_from(ENDS)), max_size=8),
-    st.sampled_from(["go to the sea", "do not stay here", "do stay here", "a", "sea do not stay"]),
-    st.sampled_from(["user", "tool"]),
-)
-def test_no_speaker_depends_on_other_letters(said: list[tuple[str, str]], line: str, role: Role) -> None:
-    """Sentences of ASCII text, which is split by a pattern of its own, end where those of any other text do."""
-    text = "".join(words + end for words, end in said)
-    plain, other = (Source((ItemText(role, each),), 400) for each in (text, text + "\né"))
-    assert plain.speaker(line) == other.speaker(line)
 
 
 @pytest.mark.slow
