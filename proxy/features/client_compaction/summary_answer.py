@@ -59,25 +59,16 @@ class SummaryAnswers(Feature):
         Return None if it is no client's compaction, if it needs more than a text, or if no summary is ready for it.
         """
         measured = view.measured
-        envelope = measured.parsed.envelope
-        if not measured.client_compaction or view.observation or not measured.prefix_hashes:
+        if view.observation or not _may_be_answered(request, measured):
             return None
-        if not _takes_text(request, measured):
-            return None
-        # Input that is not in the body cannot be in the summary either.
-        if envelope.has_unseen_input or not _wants_text(envelope):
-            return None
-        ready = await self._records.summed_up(measured)
+        ready = await self._summary_of_most(measured)
         if ready is None:
             return None
         summary, original = ready
-        sums = original.layout.sums
-        if sums[summary.length] < LEAST_COVERED_SHARE * sums[-1]:
-            return None
         size = load_of(len(measured.parsed.body), len(measured.parsed.items))
         text = await offload(size, self._text, measured, original, summary)
-        count = self._reader.count(measured.known.route.encoding, measured.known.route.model)
-        tokens = int(count(text) * measured.known.token_ratio)
+        envelope, route = measured.parsed.envelope, measured.known.route
+        tokens = int(self._reader.count(route.encoding, route.model)(text) * measured.known.token_ratio)
         if envelope.requested_output is not None and tokens > envelope.requested_output:
             return None
         name = hashlib.sha256(request.request_id.encode() + text.encode()).hexdigest()[:24]
@@ -97,6 +88,17 @@ class SummaryAnswers(Feature):
             return Answer(report, LocalReply(stream_events(request.api, answer), STREAM))
         return Answer(report, LocalReply(whole_response(request.api, answer), JSON))
 
+    async def _summary_of_most(self, measured: MeasuredRequest) -> tuple[Summary, OriginalItems] | None:
+        """Return the summary that is ready, and the items it is about; None if it covers too little of them."""
+        ready = await self._records.summed_up(measured)
+        if ready is None:
+            return None
+        summary, original = ready
+        sums = original.layout.sums
+        if sums[summary.length] < LEAST_COVERED_SHARE * sums[-1]:
+            return None
+        return summary, original
+
     def _text(self, measured: MeasuredRequest, original: OriginalItems, summary: Summary) -> str:
         """Return the summary with the user's words, and with a digest of the items after it.
 
@@ -110,10 +112,8 @@ class SummaryAnswers(Feature):
         user_texts = [
             entry.user_text or entry.text for i, entry in entries.items() if items[i].role == "user" or entry.user_text
         ]
-        task, newest = (
-            clip(text, int(word_tokens * WORD_SHARE), count)
-            for text in ("".join(user_texts[:1]), "".join(user_texts[1:][-1:]))
-        )
+        most = int(word_tokens * WORD_SHARE)
+        task, newest = clip("".join(user_texts[:1]), most, count), clip("".join(user_texts[1:][-1:]), most, count)
         later = tuple(entry for i, entry in entries.items() if i >= summary.length)
         folded = FoldedItems(later, tuple(user_texts[1:-1]), task, newest)
         size = word_tokens + text_tokens + BLOCK_FRAME
@@ -135,6 +135,15 @@ def _entries(original: OriginalItems) -> dict[int, ItemText]:
         if rest:
             entries[newest] = original.api.read_item_text(rest)
     return entries
+
+
+def _may_be_answered(request: Request, measured: MeasuredRequest) -> bool:
+    """True if *request* is a client's compaction whose whole history is in the body, and a text can be its answer."""
+    if not measured.client_compaction or not measured.prefix_hashes or not _takes_text(request, measured):
+        return False
+    # Input that is not in the body cannot be in the summary either.
+    envelope = measured.parsed.envelope
+    return not envelope.has_unseen_input and _wants_text(envelope)
 
 
 def _takes_text(request: Request, measured: MeasuredRequest) -> bool:
