@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import structs
@@ -18,7 +17,6 @@ from proxy.core.decisions import (
     LookedUp,
     MeasuredRequest,
     NeedFacts,
-    ParsedBody,
     Policy,
     Written,
     verbatim,
@@ -35,7 +33,7 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
     lookup, target, record = written.lookup, written.target, written.record
     has_addition = record is not None and target.keep_addition and measured.addition.tokens > 0
     items = _items_of(measured, lookup.layout, record, has_addition=has_addition)
-    members, stages = _edited_members(measured, written.lowered_output, has_addition=has_addition)
+    body, stages = _edited_body(measured, items.content, written.lowered_output, has_addition=has_addition)
     budget = measured.budget_for(structs.replace(target, keep_addition=has_addition))
     tokens = budget.fixed - measured.counts.roles.system + items.tokens
     boundary, compacted_now = -1, lookup.wrote
@@ -48,7 +46,7 @@ def compacted_view(measured: MeasuredRequest, written: Written) -> CountedView:
         measured=measured,
         budget=budget,
         layout=lookup.layout,
-        body=_body_of(measured.parsed, items.content, members),
+        body=body,
         counted=tokens,
         expected_tokens=measured.expected_tokens(boundary, tokens),
         roles=items.roles,
@@ -88,11 +86,12 @@ def _items_of(
     return assemble(original, record.compaction, record.block, record.edits, measured.read_item, note)
 
 
-def _edited_members(
-    measured: MeasuredRequest, lowered_output: int | None, *, has_addition: bool
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the JSON of the members around the items that the view changes, and the stages that change them."""
-    envelope, tools = measured.parsed.envelope, measured.tools_json
+def _edited_body(
+    measured: MeasuredRequest, items: bytes, lowered_output: int | None, *, has_addition: bool
+) -> tuple[bytes, tuple[str, ...]]:
+    """Return the body with *items* in place of its own, and the stages that changed members around them."""
+    parsed, tools = measured.parsed, measured.tools_json
+    body, scan, envelope = parsed.body, parsed.scan, parsed.envelope
     members: dict[str, str] = {}
     stages: list[str] = []
     if tools:
@@ -109,15 +108,9 @@ def _edited_members(
             stages.append("thinking")
     if has_addition:
         stages.append("recall")
-    return members, tuple(stages)
-
-
-def _body_of(parsed: ParsedBody, items: bytes, members: Mapping[str, str]) -> bytes:
-    """Return the body with *items* in place of its own, and with *members* in place of those around them."""
-    body, scan = parsed.body, parsed.scan
     if not members:
-        return b"".join((body[: scan.start], items, body[scan.end :]))
-    return splice(parsed.envelope, len(body[: scan.start].decode()), items, members)
+        return b"".join((body[: scan.start], items, body[scan.end :])), ()
+    return splice(envelope, len(body[: scan.start].decode()), items, members), tuple(stages)
 
 
 def tools_member(measured: MeasuredRequest) -> str:

@@ -358,8 +358,10 @@ def _optional_part(
     budget, record, ratio = view.budget, view.edits.record, view.measured.known.token_ratio
     members: dict[str, Any] = {}
     if view.known.window is not None:
-        room = budget.input_budget(view.edits.lowered_output or budget.reserve)
-        members["budget"] = int(max(0, room) * ratio)
+        room = budget.input
+        if view.edits.lowered_output:
+            room = max(0, budget.input_budget(view.edits.lowered_output))
+        members["budget"] = int(room * ratio)
     if allocation is not None:
         members["borrowed"] = to_provider_tokens(borrowed(by_region, allocation, budget.window), ratio)
     compaction = NO_COMPACTION
