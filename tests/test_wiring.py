@@ -40,13 +40,17 @@ def test_the_server_gets_what_was_configured() -> None:
             "fields": 5,
         },
     }
-    told = server_config(Settings.model_validate({"server": server, "upstreams": UPSTREAMS}))
-    assert (told.default_upstream, told.access_keys, told.admin_key) == ("keyed", ("one-key-of-many",), "the-admin-key")
-    assert (told.websockets, told.origins) == ("refuse", frozenset({"https://chat.example.org"}))
-    assert told.hosts == {"127.0.0.1", "llm.internal"}
-    assert (told.limits.body, told.limits.in_flight, told.limits.header) == (2**20, 3, 9 * 1024)
-    assert (told.limits.in_flight_bytes, told.limits.head, told.limits.fields) == (2**21, 10 * 1024, 5)
-    assert told.keyed_upstreams == told.usage_upstreams == frozenset({"keyed"})
+    config = server_config(Settings.model_validate({"server": server, "upstreams": UPSTREAMS}))
+    assert (config.default_upstream, config.access_keys, config.admin_key) == (
+        "keyed",
+        ("one-key-of-many",),
+        "the-admin-key",
+    )
+    assert (config.websockets, config.origins) == ("refuse", frozenset({"https://chat.example.org"}))
+    assert config.hosts == {"127.0.0.1", "llm.internal"}
+    assert (config.limits.body, config.limits.in_flight, config.limits.header) == (2**20, 3, 9 * 1024)
+    assert (config.limits.in_flight_bytes, config.limits.head, config.limits.fields) == (2**21, 10 * 1024, 5)
+    assert config.keyed_upstreams == config.usage_upstreams == frozenset({"keyed"})
 
 
 async def test_stages_that_are_turned_off_are_not_used(tmp_path: Path) -> None:

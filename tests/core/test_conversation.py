@@ -139,7 +139,7 @@ def test_a_layout_continues_that_of_a_prefix(messages: list[Message], stops: lis
 
 
 @pytest.mark.parametrize(
-    ("talk", "cuts", "places"),
+    ("conversation", "cuts", "places"),
     [
         ("", (), ()),
         ("s", (), ()),
@@ -157,14 +157,14 @@ def test_a_layout_continues_that_of_a_prefix(messages: list[Message], stops: lis
         ("u a1 u a2 t2 t1 u", (0, 1, 6), (1, 3, 7)),
     ],
 )
-def test_cuts_and_places(talk: str, cuts: tuple[int, ...], places: tuple[int, ...]) -> None:
+def test_cuts_and_places(conversation: str, cuts: tuple[int, ...], places: tuple[int, ...]) -> None:
     """Small conversations, worked out by hand."""
-    layout = lay_out(shorthand(talk))
+    layout = lay_out(shorthand(conversation))
     assert (layout.cuts, layout.boundaries) == (cuts, places)
 
 
 @pytest.mark.parametrize(
-    ("talk", "place", "cut", "anchors"),
+    ("conversation", "place", "cut", "anchors"),
     [
         ("u a u a u a u", 7, 6, (0, )),
         ("u a u a u a1 t1", 7, 5, (0, 4)),
@@ -175,9 +175,9 @@ def test_cuts_and_places(talk: str, cuts: tuple[int, ...], places: tuple[int, ..
         ("u a u a u a u", 3, 6, (0, 2)),
     ],
 )  # fmt: skip
-def test_anchors(talk: str, place: int, cut: int, anchors: tuple[int, ...]) -> None:
+def test_anchors(conversation: str, place: int, cut: int, anchors: tuple[int, ...]) -> None:
     """Of the folded user items the task stays, and the one that was newest at the place."""
-    assert lay_out(shorthand(talk)).verbatim_users(place, cut) == anchors
+    assert lay_out(shorthand(conversation)).verbatim_users(place, cut) == anchors
 
 
 @settings(max_examples=100)

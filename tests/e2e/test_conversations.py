@@ -45,19 +45,19 @@ async def thread(front: Proxy, conversation: str) -> dict[str, Any]:
 
 async def thread_once(front: Proxy, conversation: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """What is told of a conversation once *ready* says so: it is written behind the answers."""
-    told = await thread(front, conversation)
+    record = await thread(front, conversation)
     async with asyncio.timeout(60):
-        while not told or not ready(told):
+        while not record or not ready(record):
             await asyncio.sleep(0.25)  # no more often than one may ask
-            told = await thread(front, conversation)
-    return told
+            record = await thread(front, conversation)
+    return record
 
 
-def ageless(told: Mapping[str, Any]) -> dict[str, Any]:
-    """*told* without what differs from one second to the next."""
-    found = dict(told)
+def ageless(record: Mapping[str, Any]) -> dict[str, Any]:
+    """*record* without what differs from one second to the next."""
+    found = dict(record)
     for name in ("last", "folds", "summaries"):
-        found[name] = [{key: value for key, value in each.items() if "seconds" not in key} for each in told[name]]
+        found[name] = [{key: value for key, value in each.items() if "seconds" not in key} for each in record[name]]
     return found
 
 
@@ -141,8 +141,8 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
         one, two = loop.fronts
-        asked = loop.fronts[(loop.rounds + 1) % 2]
-        got = await request_compaction(asked, name)
+        replica = loop.fronts[(loop.rounds + 1) % 2]
+        got = await request_compaction(replica, name)
         assert got.status_code == 202, got.text
         assert got.json()["threads"] == 1
         assert (await thread(one, name))["compaction_wished"]
@@ -167,29 +167,29 @@ async def test_a_conversation_is_shown_alike_everywhere(
             await loop.ask()
         one, two = loop.fronts
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await thread_once(one, name, lambda told: len(told["folds"]) == 2)
-        assert ageless(told) == ageless(await thread(two, name))
-        first, second = told["folds"]
+        record = await thread_once(one, name, lambda record: len(record["folds"]) == 2)
+        assert ageless(record) == ageless(await thread(two, name))
+        first, second = record["folds"]
         assert (first["state"], second["state"]) == ("past", "active")
         assert (second["from"], second["new_from"]) == (0, first["to"])
-        assert 0 < first["to"] < second["to"] <= second["at"] <= told["last"][0]["items"]
+        assert 0 < first["to"] < second["to"] <= second["at"] <= record["last"][0]["items"]
         assert second["tokens_in"] > second["tokens_out"] > 0
         assert {first["by"], second["by"]} <= {"heuristic", "gpt-4o-mini"}
         assert "gpt-4o-mini" in (first["by"], second["by"])
-        (last,) = told["last"]
+        (last,) = record["last"]
         assert last["window"] == WINDOW
         assert last["outcome"] == "compacted"
-        assert {each["state"] for each in told["summaries"]} <= {"used", "unused", "ready", "pending", "skipped"}
-        assert "used" in {each["state"] for each in told["summaries"]}
+        assert {each["state"] for each in record["summaries"]} <= {"used", "unused", "ready", "pending", "skipped"}
+        assert "used" in {each["state"] for each in record["summaries"]}
         (listed,) = (await get(two, "/conversations")).json()["conversations"]
         assert listed["conversation"] == name
         for key in (OTHER,):
             assert (await get(one, f"/conversations/{name}", key)).status_code == 404
             assert (await request_compaction(one, name, key)).status_code == 404
             assert (await get(one, "/conversations", key)).json() == {"conversations": []}
-        said = str(told)
-        assert "shard" not in said
-        assert "ledger_" not in said
+        text = str(record)
+        assert "shard" not in text
+        assert "ledger_" not in text
         remote.kill()
         assert (await get(one, f"/conversations/{name}")).status_code == 503
 
@@ -210,15 +210,15 @@ async def test_a_failed_summary_and_a_lost_record_are_shown(
         while not loop.events:
             await loop.ask()
         name = loop.headers[-1]["x-ullage-conversation"]
-        told = await thread_once(
+        record = await thread_once(
             loop.fronts[0],
             name,
             # When it is tried again is noted a moment after that it failed.
-            lambda told: bool(told["folds"]) and any(map(tried_again, told["summaries"])),
+            lambda record: bool(record["folds"]) and any(map(tried_again, record["summaries"])),
         )
-        failed = next(filter(tried_again, told["summaries"]))
+        failed = next(filter(tried_again, record["summaries"]))
         assert failed["reason"]
-        assert told["folds"][0]["by"] == "heuristic"
+        assert record["folds"][0]["by"] == "heuristic"
         (event,) = [key for key in remote.say("KEYS *:e:*").split() if ":e:" in key]
         remote.say(f"DEL {event}")
         assert (await thread(loop.fronts[0], name))["folds"][0]["state"] == "lost"

@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(
-    ("body", "asked"),
+    ("body", "expected"),
     [
         (b'{"stream":true,"messages":[]}', b"{" + MEMBER + b',"stream":true,"messages":[]}'),
         (b' \n{ "stream" : true }', b" \n{" + MEMBER + b', "stream" : true }'),
@@ -39,10 +39,10 @@ DONE = b"data: [DONE]\n\n"
         ),
     ],
 )
-def test_what_is_added(body: bytes, asked: bytes) -> None:
+def test_what_is_added(body: bytes, expected: bytes) -> None:
     """The member is added at the front, or inside the options that are there; the rest stays as it was."""
-    assert requesting_usage(body) == asked
-    assert requesting_usage(asked) is None
+    assert requesting_usage(body) == expected
+    assert requesting_usage(expected) is None
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_what_is_left_alone(body: bytes) -> None:
 def test_only_one_member_changes(members: dict[str, Any], spaced: bool) -> None:
     """Whatever else a body holds, it holds afterwards."""
     members = {**members, "stream": True}
-    asked = requesting_usage(json.dumps(members, separators=None if spaced else (",", ":")).encode())
-    assert asked is not None
-    assert json.loads(asked) == {**members, "stream_options": {"include_usage": True}}
+    changed = requesting_usage(json.dumps(members, separators=None if spaced else (",", ":")).encode())
+    assert changed is not None
+    assert json.loads(changed) == {**members, "stream_options": {"include_usage": True}}
 
 
 EVENTS = st.sampled_from(
@@ -152,14 +152,14 @@ async def test_a_client_that_did_not_ask(sized: bool) -> None:
 @pytest.mark.parametrize("asks", [True, False])
 async def test_a_client_that_decided(asks: bool) -> None:
     """A client that asked for usage, or said it wants none, gets and sends every byte as without the setting."""
-    said = (
+    body = (
         b'{"model":"m","stream":true,"messages":[],"stream_options":{"include_usage":%s}}' % json.dumps(asks).encode()
     )
     async with running_server(CONFIG) as home:
         await streamed(home.stage, TEXT, USAGE, DONE)
-        got = await home.chat(said, "Accept-Encoding: gzip")
+        got = await home.chat(body, "Accept-Encoding: gzip")
         assert body_of(got) == TEXT + USAGE + DONE
-        assert home.stage.heard[0].body == said
+        assert home.stage.heard[0].body == body
         assert home.stage.heard[0].all("accept-encoding") == ["gzip"]
 
 

@@ -101,8 +101,8 @@ async def test_what_is_neither_events_nor_an_object_is_not_buffered(headers: tup
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_overflow_in_an_object_with_status_200(stream: bool) -> None:
     """An error object that comes with status 200, asked for as a stream or not, is made good like any other."""
-    told = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
-    answers = iter([ScriptedReply(200, [told[:20], told[20:]], JSON), ScriptedReply(200, [b'{"choices": []}'], JSON)])
+    error = b'{"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}'
+    answers = iter([ScriptedReply(200, [error[:20], error[20:]], JSON), ScriptedReply(200, [b'{"choices": []}'], JSON)])
     upstream = ScriptedUpstream(lambda _: next(answers))
     answer = await EngineFixture().ask(agent_body(6200, stream=stream), upstream)
     assert len(upstream.bodies) == 2

@@ -101,10 +101,10 @@ async def test_an_error_of_the_only_upstream_is_its_own():
 async def test_fields_of_an_entry_are_kept_as_they_are():
     """Unknown members of the list and its entries survive, and so does a window that an entry has already."""
     async with running_server() as at:
-        told = {"object": "list", "extra": 1, "data": [{"id": "a", "context_length": 7, "x": [1]}, {"id": "b"}]}
-        at.stage.reply = raw_answer(json.dumps(told).encode())
+        listing = {"object": "list", "extra": 1, "data": [{"id": "a", "context_length": 7, "x": [1]}, {"id": "b"}]}
+        at.stage.reply = raw_answer(json.dumps(listing).encode())
         got = json.loads((await at.ask("GET", "/models?limit=2", b"", "Accept-Encoding: gzip")).body)
-        assert got == {**told, "data": [told["data"][0], {"id": "b", "context_length": 4096}]}
+        assert got == {**listing, "data": [listing["data"][0], {"id": "b", "context_length": 4096}]}
         assert at.stage.heard[0].line == "GET /v1/models?limit=2 HTTP/1.1"
         assert at.stage.heard[0].all("accept-encoding") == []
 

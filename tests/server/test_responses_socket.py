@@ -18,10 +18,12 @@ KEY = {"Authorization": "Bearer sk-mine", "x-ullage-project": "p"}
 
 def events(name, *output, last="response.completed"):
     """A stream of one response with these items of output."""
-    said = [{"type": "response.created", "response": {"id": name, "output": []}}]
-    said += [{"type": "response.output_item.done", "output_index": at, "item": item} for at, item in enumerate(output)]
-    said.append({"type": last, "response": {"id": name, "output": output, "usage": {"input_tokens": 5}}})
-    body = b"".join(b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json.dumps(one).encode()) for one in said)
+    objects = [{"type": "response.created", "response": {"id": name, "output": []}}]
+    objects += [
+        {"type": "response.output_item.done", "output_index": at, "item": item} for at, item in enumerate(output)
+    ]
+    objects.append({"type": last, "response": {"id": name, "output": output, "usage": {"input_tokens": 5}}})
+    body = b"".join(b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json.dumps(one).encode()) for one in objects)
     return raw_answer(body, "Content-Type: text/event-stream")
 
 
@@ -430,11 +432,11 @@ async def test_a_frame_without_a_mask_ends_the_socket(before, size):
 
 async def test_masked_frames_in_any_pieces_are_read():
     """Heads of every length are followed however the bytes come."""
-    said = [
+    payloads = [
         json.dumps({"type": "response.create", "model": "m", "input": "a" * size}).encode() for size in (1, 300, 70_000)
     ]
     async with running_server() as at, connected(at) as socket:
-        for number, payload in enumerate(said):
+        for number, payload in enumerate(payloads):
             at.stage.script = answers(events(f"r{number}"))
             sent = frame_head(len(payload), mask=0x80) + bytes(4) + payload
             cuts = (0, 1, 2, 3, 5, 9, 11, 13, 15, len(sent))

@@ -235,9 +235,9 @@ async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: St
     server.script = script
     async with SDK_CLIENTS[api](proxy.url) as sdk:
         items, more = sdk.opening(agent_session(0, 0))
-        asked = {"model": "gpt-4o-mini", **sdk.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
+        members = {"model": "gpt-4o-mini", **sdk.options({"tools": AGENT_TOOLS, "max_tokens": 300}), **more}
         for at in range(40):
-            answer = await sdk.ask(asked, items, stream=at % 2 == 1)
+            answer = await sdk.ask(members, items, stream=at % 2 == 1)
             assert NAME not in json.dumps(answer)
             calls = sdk.calls(answer)
             texts = [log(at, pick.randrange(50, 700)) for _ in calls]

@@ -63,9 +63,9 @@ def test_odd_names_and_figures_cost_no_batch() -> None:
 
 def test_a_sampler_adds_its_attributes() -> None:
     """What a sampler of one's own says of a request stands in its span, whatever its type."""
-    said = {"rule": "all", "weight": 2, "share": 0.5, "is_rare": False, "names": ("a", "b")}
-    server, _ = exported((opened(attributes=said), REPORT))
-    assert said.items() <= server.attributes.items()
+    attributes = {"rule": "all", "weight": 2, "share": 0.5, "is_rare": False, "names": ("a", "b")}
+    server, _ = exported((opened(attributes=attributes), REPORT))
+    assert attributes.items() <= server.attributes.items()
 
 
 def test_a_call_without_an_end_ends_with_its_request() -> None:

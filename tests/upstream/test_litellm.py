@@ -129,12 +129,12 @@ async def test_thoughts_come_and_go_back_sealed():
     thought = {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="}
     async with LiteLLMFixture() as across:
         across.stage.reply = json_answer(message(thought, CALLS[0], stop="tool_use"))
-        asked = {"tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096}
-        _, got = await across.ask(**asked)
+        request = {"tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096}
+        _, got = await across.ask(**request)
         spoken = got["choices"][0]["message"]
         assert spoken["reasoning_content"] == "Let me see."
         result = {"role": "tool", "tool_call_id": "toolu_1", "content": "one"}
-        await across.ask(messages=[*HELLO["messages"], spoken, result], **asked)
+        await across.ask(messages=[*HELLO["messages"], spoken, result], **request)
         assert across.request["messages"][1]["content"][0] == thought
 
 

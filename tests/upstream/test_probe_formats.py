@@ -33,11 +33,11 @@ VALUES = st.recursive(
 def test_no_answer_is_an_error(answer: Any) -> None:
     """Whatever JSON a server answers, each reader gives sane windows or none, and raises nothing."""
     rows = probe_formats.model_entries(answer)
-    told = probe_formats.listed_windows(rows)
+    listed = probe_formats.listed_windows(rows)
     shown = probe_formats.ollama_window(answer)
     found = [
-        told,
-        probe_formats.sglang_windows(answer, told),
+        listed,
+        probe_formats.sglang_windows(answer, listed),
         probe_formats.llamacpp_window(answer),
         probe_formats.lmstudio_windows(answer) or {},
         probe_formats.ollama_running_windows(answer) or {},
@@ -83,5 +83,5 @@ def test_find() -> None:
 )
 def test_parameters_of_ollama(parameters: str, size: int | None) -> None:
     """The last ``num_ctx`` of a model's parameters is its window; without a sane one nothing is known."""
-    told = probe_formats.ollama_window({"parameters": parameters})
-    assert (told and told.context_window) == size
+    window = probe_formats.ollama_window({"parameters": parameters})
+    assert (window and window.context_window) == size

@@ -105,8 +105,8 @@ async def test_failures_are_tried_again_ever_later() -> None:
         assert await about.ask("my-lora") is not None
         pauses = []
         for _ in range(6):
-            asked, begun = len(about.site.requests), about.clock.time
-            while len(about.site.requests) == asked:
+            requests, begun = len(about.site.requests), about.clock.time
+            while len(about.site.requests) == requests:
                 about.clock.time += 1
                 assert await about.ask("my-lora") is not None
                 assert about.clock.time - begun < 2 * FRESH_SECONDS
@@ -168,7 +168,7 @@ async def test_only_the_given_upstreams_are_probed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "asked"),
+    ("url", "expected"),
     [
         ("http://127.0.0.1:8000/v1", True),
         ("https://openrouter.ai/api/v1", True),
@@ -181,9 +181,9 @@ async def test_only_the_given_upstreams_are_probed() -> None:
         ("https://notapi.openai.com.example.org/v1", True),
     ],
 )
-def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, asked: bool) -> None:
+def test_hosted_apis_that_tell_nothing_are_left_alone(url: str, expected: bool) -> None:
     """Hosts known to have no such route are not bothered; a name that merely looks like one is no such host."""
-    assert may_answer(url) is asked
+    assert may_answer(url) is expected
 
 
 async def test_closing_ends_probes_under_way() -> None:
@@ -201,11 +201,11 @@ async def test_closing_ends_probes_under_way() -> None:
 async def test_the_answer_to_one_process_is_shared() -> None:
     """A second process asks nothing: it has the first one's windows, with their age, until they are old."""
     async with two_processes({"/v1/models": VLLM}) as (first, second):
-        told = await first.ask("my-lora")
-        assert told is not None
+        window = await first.ask("my-lora")
+        assert window is not None
         for each in (first, second):
             each.clock.time += 100
-        assert await second.ask("my-lora") == told
+        assert await second.ask("my-lora") == window
         assert first.site.paths == ["/v1/models"]
         assert second.probes.stated_windows()[0]["age_seconds"] == 100.0
         assert second.probes.last_probes()["up"]["age_seconds"] == 100.0
@@ -243,14 +243,14 @@ async def test_a_model_outside_the_shared_answer_is_probed() -> None:
 async def test_a_spoiled_note_is_no_answer(value: bytes) -> None:
     """If the shared value is not an answer, the server is probed."""
     async with two_processes({"/v1/models": VLLM}) as (first, second):
-        told = await first.ask("my-lora")
+        window = await first.ask("my-lora")
         shelf = SharedAnswers()
         for name in (f"windows up {first.site.url}/v1",):
             shelf.values[name] = value
         third = ProbedServer(first.site, shelf=shelf)
         async with AsyncExitStack() as stack:
             await opened(stack, third)
-            assert await third.ask("my-lora") == told
+            assert await third.ask("my-lora") == window
         assert len(first.site.paths) == 2
         assert second.probes.windows("up") == {}
 

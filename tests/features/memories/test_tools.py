@@ -158,11 +158,11 @@ async def test_another_project_has_no_tools(model: Any) -> None:
 
 async def test_several_calls_are_answered_in_one_go(model: Any) -> None:
     """Each by its own tool."""
-    told = await model(
+    results = await model(
         save(content="We decided to call it heron-7."),
         Call(SEARCH, "{}"),
         save(title="Tests", content="They take a minute."),
     )
-    assert told.count(SAVED) >= 1
-    assert SAVED_FOR_DAYS in told
+    assert results.count(SAVED) >= 1
+    assert SAVED_FOR_DAYS in results
     assert len(await listed(model.proxy)) == 2
