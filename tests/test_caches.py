@@ -177,6 +177,7 @@ def test_the_soak_shrinks_bounds_that_exist(module: ModuleType, name: str) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the other C libraries have no malloc_trim")
+@pytest.mark.slow
 def test_free_memory_is_given_back() -> None:
     """What was freed leaves the process, although ``keep_large_blocks`` lets the C library keep it."""
     program = """

@@ -69,6 +69,7 @@ def test_every_library_that_is_imported_is_declared() -> None:
     assert undeclared == []
 
 
+@pytest.mark.slow
 def test_traces_are_loaded_only_if_they_are_wanted() -> None:
     """Neither the command line nor the server imports OpenTelemetry's SDK by itself."""
     program = "import sys, proxy.cli, proxy.app, proxy.wiring; print('opentelemetry.sdk' in sys.modules)"
@@ -156,6 +157,7 @@ def test_installed_package_finds_its_configuration(installed: Installed) -> None
     assert text == (ROOT / "config" / "ullage.yaml").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_installed_command_says_what_it_is(installed: Installed) -> None:
     """`ullage --version` prints the project's version and `ullage --help` names the commands."""
     assert PROJECT["version"] in installed.run("ullage", "--version")
@@ -163,11 +165,13 @@ def test_installed_command_says_what_it_is(installed: Installed) -> None:
     assert [command for command in ("serve", "check", "schema", "health") if command not in told] == []
 
 
+@pytest.mark.slow
 def test_packaged_configuration_is_valid(installed: Installed) -> None:
     """`ullage check` accepts the commented configuration as it is shipped."""
     installed.run("ullage", "check", str(ROOT / "config" / "ullage.yaml"))
 
 
+@pytest.mark.slow
 def test_samples_in_the_papers_are_valid_configurations(installed: Installed) -> None:
     """`ullage check` accepts every configuration that README and docs/ show, as it stands or beside an upstream."""
     papers = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -248,12 +252,14 @@ def test_a_checkout_names_no_pages(installed: Installed) -> None:
     assert metadata_of(installed.wheel).get_payload() == (ROOT / "README.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_command_line_loads_no_heavy_library(installed: Installed) -> None:
     """Neither litellm nor tiktoken is imported to print the help."""
     code = "import sys, proxy.cli; print(sorted({'litellm', 'tiktoken', 'openai'} & sys.modules.keys()))"
     assert installed.run("python", "-c", code).strip() == "[]"
 
 
+@pytest.mark.slow
 async def test_installed_proxy_serves_and_ends(installed: Installed) -> None:
     """`ullage serve --upstream URL`, with no file, becomes live in an empty directory and ends at SIGTERM."""
     port = free_port()
@@ -320,6 +326,7 @@ def test_image_runs_unprivileged() -> None:
     assert not [line for line in lines if "SERVER__OPEN" in line]
 
 
+@pytest.mark.slow
 async def test_image_checks_its_health(stub: StartStub, proxy: StartProxy) -> None:
     """The command that the image runs ends with 0 beside a proxy that is ready, and not without one."""
     recipe = (ROOT / "Dockerfile").read_text().replace("\\\n", "")

@@ -105,6 +105,7 @@ def alive(pid):
     return True
 
 
+@pytest.mark.slow
 async def test_workers_get_their_argument_and_end_cleanly(folder):
     """Every worker gets argument, environment and index; after a signal all end by themselves with exit code 0."""
     exits = []
@@ -136,6 +137,7 @@ def test_collections_pause_and_go_on():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 async def test_a_crashed_worker_is_replaced(folder):
     """A killed worker is started again under its index, the others go on, and it is reported with its exit code."""
     run = Run(folder, count=2)
@@ -169,6 +171,7 @@ async def test_a_drain_is_waited_for_and_a_second_signal_ends_it(folder):
     assert "worker.killed" in run.names()
 
 
+@pytest.mark.slow
 async def test_a_slow_end_within_the_drain_is_clean(folder):
     """A worker that needs part of its drain to end is waited for, not killed."""
     run = Run(folder, count=1, drain=30, linger=0.5)
@@ -178,6 +181,7 @@ async def test_a_slow_end_within_the_drain_is_clean(folder):
     assert (folder / "ended-0").exists()
 
 
+@pytest.mark.slow
 async def test_workers_that_ignore_the_drain_are_killed(folder, monkeypatch):
     """After drain and grace a worker that did not end is killed, and the exit code says so."""
     monkeypatch.setattr(workers, "KILL_GRACE", 0.2)
@@ -208,6 +212,7 @@ async def test_one_that_never_starts_does_not_end_the_others(folder):
     assert await run.task == 0
 
 
+@pytest.mark.slow
 async def test_workers_share_a_port(folder):
     """All workers answer on the reserved port, and on nothing else's: a second reservation of a served port fails."""
     held = reserve("127.0.0.1", 0)
@@ -230,6 +235,7 @@ async def test_workers_share_a_port(folder):
     assert await run.task == 0
 
 
+@pytest.mark.slow
 async def test_connections_wait_while_no_worker_runs(folder):
     """When all workers have crashed the port stays open: who connects is answered once one has started again."""
     held = reserve("127.0.0.1", 0)
@@ -263,6 +269,7 @@ asyncio.run(supervisor.run())
 """
 
 
+@pytest.mark.slow
 async def test_a_killed_parent_leaves_no_orphans(folder):
     """Workers notice that their parent is gone, and end as after a SIGTERM."""
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "COLOUR": "red"}

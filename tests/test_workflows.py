@@ -17,6 +17,7 @@ WORKFLOWS = ROOT / ".github" / "workflows"
 USES = re.compile(r"uses: (?P<action>[\w./-]+)@(?P<commit>\S+)(?: # v\d)?")
 
 
+@pytest.mark.slow
 def test_a_linter_finds_nothing_in_them() -> None:
     """No secret, permission or input of a stranger is left open, as far as zizmor knows."""
     command = [Path(sys.executable).parent / "zizmor", "--offline", "--no-progress", WORKFLOWS]
@@ -56,6 +57,7 @@ def run_step(start: str, folder: Path, **environment: str) -> int:
 
 
 @pytest.mark.parametrize(("source", "expected"), [("", False), ("https://example.org/fork/ullage", True)])
+@pytest.mark.slow
 def test_a_release_says_where_its_source_is(source: str, expected: bool, tmp_path: Path) -> None:
     """Archives that were built without the address of their source are not published."""
     environment = {**os.environ, "SOURCE_URL": source}
@@ -69,6 +71,7 @@ def test_a_release_says_where_its_source_is(source: str, expected: bool, tmp_pat
     ("command", "expected"),
     [("pip install . && ullage serve --upstream URL", False), ("uvx ullage serve --upstream URL", True)],
 )
+@pytest.mark.slow
 def test_a_release_tells_the_published_command(command: str, expected: bool, tmp_path: Path) -> None:
     """What an index shows of a release begins with the command that needs no checkout."""
     (tmp_path / "README.md").write_text(f"# Ullage\n\n```sh\n{command}\n```\n")
@@ -88,6 +91,7 @@ def test_a_release_tells_the_published_command(command: str, expected: bool, tmp
         ([1, 124], 2, 124),
     ],
 )
+@pytest.mark.slow
 def test_only_failed_tests_run_again(statuses: list[int], runs: int, end: int, tmp_path: Path) -> None:
     """Three times at most; a run that was interrupted, broke or found no test fails the build as it is."""
     python, log = tmp_path / "python", tmp_path / "log"

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.proxy_process import ROOT
 
 
+@pytest.mark.slow
 def test_another_package_called_proxy_is_named(tmp_path: Path) -> None:
     """A distribution whose files replaced ours is named at start, with what to do, in place of a traceback."""
     shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))

@@ -50,6 +50,7 @@ async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 @pytest.mark.parametrize("recall", [False, True])
+@pytest.mark.slow
 async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
     """Regions, kinds and the table of stages add up to the same size, before and after, whatever the model."""
     model = "gpt-4o" if factor == 1.0 else "claude-sonnet-4-5"
@@ -76,6 +77,7 @@ async def test_every_breakdown_adds_up(factor: float, recall: bool) -> None:
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.slow
 async def test_system_text_counts_as_such_in_every_member(api: str) -> None:
     """The text of ``system`` and ``instructions`` is in the system's region and role, and text by its kind."""
     text = prose(3, 500)

@@ -59,6 +59,7 @@ def responses() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("body", [chat(), messages(), responses()], ids=["chat", "messages", "responses"])
+@pytest.mark.slow
 async def test_the_findings_are_the_same_in_every_api(body: dict[str, Any]) -> None:
     """The rule stands twice, and the fresh result is named by its call and weighed by the room that was left."""
     fitted = await fit_request(Settings(), json.dumps(body).encode(), window=8192)

@@ -31,6 +31,7 @@ async def one(session: Session, window: int | None = WINDOW, model: str = MODEL,
 
 
 @pytest.mark.parametrize("kind", ["agent", "chat"])
+@pytest.mark.slow
 async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
     """Every request that the client alone could not have sent is sent smaller, and the costs are known."""
     messages = agent_session(40, 500) if kind == "agent" else [m for at in range(60) for m in chat_turn(at, 150)]
@@ -48,6 +49,7 @@ async def test_a_long_conversation_is_answered_to_its_end(kind: str) -> None:
     assert all(request.compacted or not grew or request.repeated > 0 for grew, request in enumerate(replayed.requests))
 
 
+@pytest.mark.slow
 async def test_what_the_client_sent_is_counted() -> None:
     """The tokens before are those of the requests themselves, also where their bytes alone show that they fit."""
     session = Session("s", "", agent_session(6, 100))
@@ -69,6 +71,7 @@ async def test_the_bodies_are_the_requests_of_the_conversation() -> None:
     assert all(body["messages"][-1]["role"] in ("user", "tool") for body in bodies)
 
 
+@pytest.mark.slow
 async def test_observing_sends_what_the_client_sent() -> None:
     """With mode observe nothing is made smaller, and the pressure shows it."""
     replayed = await one(Session("s", "", agent_session(40, 500)), mode="observe")
@@ -89,6 +92,7 @@ async def test_a_conversations_own_model_counts() -> None:
     assert replayed.prices is not None
 
 
+@pytest.mark.slow
 async def test_four_hundred_messages_turn_by_turn() -> None:
     """Nothing is counted twice: the engine counts about as much text as the conversation holds, however many turns."""
     from proxy.tokenizers import Tokenizers

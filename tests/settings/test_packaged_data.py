@@ -21,6 +21,7 @@ def test_packaged_data_is_found():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs litellm's table")
+@pytest.mark.slow
 def test_the_model_table_is_read_without_importing_litellm():
     """Windows of known models come from the table, the explaining first entry does not, and litellm stays out."""
     table = model_table()

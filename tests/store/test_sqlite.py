@@ -137,6 +137,7 @@ async def test_two_processes_win_each_claim_once(tmp_path: Path) -> None:
     assert min(won) > 0
 
 
+@pytest.mark.slow
 async def test_kill_9_loses_nothing(opener: Opener) -> None:
     """What a process was told is stored is there after its ``kill -9``, at once."""
     process = await asyncio.to_thread(Process, PROCESS, opener.directory, "from before")

@@ -8,6 +8,8 @@ import sys
 from operator import attrgetter
 from pathlib import Path
 
+import pytest
+
 from proxy.core.report import DURATION, FIELDS, Report, Usage, response_headers
 from proxy.telemetry.docs import page
 from proxy.telemetry.metrics import PROCESS, Telemetry
@@ -15,6 +17,7 @@ from proxy.telemetry.metrics import PROCESS, Telemetry
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_page_is_current() -> None:
     """``docs/metrics.md`` is what the command prints."""
     command = [sys.executable, "-m", "proxy.telemetry.docs"]

@@ -301,6 +301,7 @@ print(telemetry.exposition()[0].decode(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_one_answer_covers_all_worker_processes():
     """Any worker shows the sum of all; a dead worker's gauges leave the sum, its counters stay."""
     directory = make_directory()

@@ -44,6 +44,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_behind_goes(temporary):
     """The next start removes the folder of a process that is gone, and no other folder."""
     code = "from proxy.telemetry.multiprocess import make_directory; print(make_directory(), flush=True); input()"

@@ -149,6 +149,7 @@ def test_a_chat_of_small_rounds_keeps_more(tokens: int, kept: float) -> None:
 
 
 @pytest.mark.parametrize("tokens", [10, 50, 90, 120])
+@pytest.mark.slow
 def test_a_dozen_rounds_pass_until_a_chat_is_compacted_again(tokens: int) -> None:
     """Unless its rounds are so large that they do not even from the usual mark of chats."""
     boundaries = [each.boundary for each in compactions_of(chat(600, tokens))]

@@ -122,6 +122,7 @@ def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
+@pytest.mark.slow
 def test_look_alikes(half: str, circumstance: str) -> None:
     """Of 50 look-alikes at most two cost a retry, and fewer teach a window, whatever is known of it."""
     others = [claim for claim in claims() if claim.half == half and not claim.is_overflow]
@@ -135,6 +136,7 @@ def test_look_alikes(half: str, circumstance: str) -> None:
 
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES[:3])
+@pytest.mark.slow
 def test_overflows(half: str, circumstance: str) -> None:
     """Of overflows in other words 95 % are found, far below the window that is believed too, and no limit is wrong."""
     real = [claim for claim in claims() if claim.half == half and claim.is_overflow]

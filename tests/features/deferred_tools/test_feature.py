@@ -95,6 +95,7 @@ async def test_a_tool_that_is_found_again_is_declared_once(
 
 
 @every
+@pytest.mark.slow
 async def test_the_choice_is_the_same_once_more_is_known_of_the_route(
     stub: StartStub, tmp_path: Path, api: str
 ) -> None:
