@@ -162,9 +162,9 @@ def _convert(file: Path) -> None:
     try:
         conversion = convert(read_file(file))
     except NotLiteLLM as error:
-        fail(REFUSED, f"{file}: {error}")
-    except OSError as error:
-        fail(MISUSED, f"{file}: cannot be read: {error.strerror}.")
+        fail(REFUSED, str(error))
+    except OSError as error:  # of the file itself, or of one that it includes
+        fail(MISUSED, f"{error.filename}: cannot be read: {error.strerror}.")
     typer.echo(to_yaml(conversion), nl=False)
     for note in conversion.notes:
         typer.echo(f"{file}: {note}", err=True)
@@ -348,11 +348,13 @@ def fit(
 
 
 def _read_request(name: str) -> tuple[str, bytes]:
-    """Return the name of a request for messages, and its bytes; end the process if it cannot be read."""
+    """Return the name of a request for messages, and its bytes in UTF-8; end the process if it cannot be read."""
+    from proxy.cli.session_files import utf8_of
+
     if name == "-":
-        return "standard input", sys.stdin.buffer.read()
+        return "standard input", utf8_of(sys.stdin.buffer.read())
     try:
-        return name, Path(name).read_bytes()
+        return name, utf8_of(Path(name).read_bytes())
     except OSError as error:
         fail(MISUSED, f"{name}: cannot be read: {error.strerror}. Give a file, or - for standard input.")
 

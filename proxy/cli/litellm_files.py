@@ -16,7 +16,10 @@ https://docs.litellm.ai/docs/proxy/config_management
 
 
 class NotLiteLLM(Exception):
-    """The file cannot be converted; the text says why."""
+    """The file cannot be converted; the text completes a sentence that begins with its name."""
+
+    def __init__(self, reason: str, file: Path) -> None:
+        super().__init__(f"{file}: {reason}")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -39,18 +42,21 @@ def read_file(path: Path) -> dict[str, Any]:
             config[key] = value
     config.pop(INCLUDE, None)
     if not isinstance(config.get("model_list"), list):
-        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.")
+        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.", path)
     return config
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the object in the YAML file *path*."""
     try:
-        value = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise NotLiteLLM(f"{path.name} is no YAML: {error}") from error
+        value = yaml.safe_load(path.read_text("utf-8-sig"))
+    except UnicodeError as error:
+        raise NotLiteLLM("cannot be read: it is not UTF-8 text. Save it as UTF-8.", path) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a ValueError
+        reason = str(error).replace("\n", " ")
+        raise NotLiteLLM(f"is no YAML: {reason}", path) from error
     if not isinstance(value, dict):
-        raise NotLiteLLM(f"{path.name} has no model_list: it is no configuration of LiteLLM's proxy.")
+        raise NotLiteLLM("has no model_list: it is no configuration of LiteLLM's proxy.", path)
     return value
 
 
@@ -58,5 +64,5 @@ def _includes(config: Mapping[str, Any], path: Path) -> list[Path]:
     """Return the files that *config* includes; their names are relative to the directory of its own file *path*."""
     names = config.get(INCLUDE, [])
     if not isinstance(names, list):
-        raise NotLiteLLM("include is no list of files.")
+        raise NotLiteLLM("include is no list of files.", path)
     return [path.parent / str(name) for name in names]

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
-from proxy.cli.session_files import Message, Session, read_sessions
+from proxy.cli.session_files import Message, Session, read_sessions, utf8_of
 from proxy.core.advice import NEARLY_FULL, Advice, advise
 from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
@@ -166,7 +166,7 @@ def find_sessions(path: Path) -> Iterator[Session]:
 
 
 def _sessions_in(file: Path, name: str) -> list[Session]:
-    return read_sessions(name, file.read_text("utf-8", "replace"))
+    return read_sessions(name, utf8_of(file.read_bytes()).decode("utf-8", "replace"))
 
 
 async def replay_sessions(

@@ -6,6 +6,7 @@ Cline, Roo and Aider. Lines that are no message, or no JSON, are left out.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,18 @@ def read_sessions(name: str, text: str) -> list[Session]:
     else:
         sessions = _from_json(name, _json_values(text))
     return [session for session in sessions if _has_answer(session)]
+
+
+def utf8_of(data: bytes) -> bytes:
+    """Return the *data* of a JSON file in UTF-8 and without a byte order mark.
+
+    Editors and shells of Windows write a mark, or UTF-16.
+    """
+    data = data.removeprefix(codecs.BOM_UTF8)
+    encoding = json.detect_encoding(data)
+    if encoding == "utf-8":
+        return data
+    return data.decode(encoding, "replace").encode("utf-8", "replace")
 
 
 def _has_answer(session: Session) -> bool:

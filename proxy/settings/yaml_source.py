@@ -95,7 +95,10 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = read_failure(error)
-        problem = Problem(str(file), None, "", f"cannot be read: {reason}", "Give the path of a readable YAML file.")
+        remedy = "Give the path of a readable YAML file."
+        if isinstance(error, UnicodeDecodeError):
+            remedy = "Save it as UTF-8; PowerShell's `>` may write UTF-16."
+        problem = Problem(str(file), None, "", f"cannot be read: {reason}", remedy)
         raise SettingsError([problem]) from error
     node = _compose(text, str(file))
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
@@ -104,7 +107,11 @@ def read_yaml(file: FilePath, environ: Mapping[str, str]) -> Source:
         line = node.start_mark.line + 1
         problem = Problem(str(file), line, "", "the file is not a mapping", "Write sections such as `server:`.")
         raise SettingsError([problem])
-    source.values = _ValueBuilder(source, environ).build(node, ())
+    builder = _ValueBuilder(source, environ)
+    values = builder.build(node, ())
+    # Of a file that is too large a part was read: what is missing in it would be thousands of problems.
+    if not builder.is_too_large:
+        source.values = values
     return source
 
 
@@ -163,6 +170,8 @@ def _compose(text: str, file: str) -> yaml.Node | None:
             remedy = 'Put a glob that begins with * or & in quotes: "*".'
         elif "tab" in message or "start any token" in message:
             remedy = "Indent with spaces, not tabs, and quote values that begin with @, ` or %."
+        elif "escape character" in message or "hexdecimal" in message:  # both as PyYAML spells them
+            remedy = r"Put a path with backslashes in single quotes, or in none: 'C:\Users\me'."
         line = None
         if mark is not None:
             line = mark.line + 1
@@ -176,7 +185,7 @@ class _ValueBuilder:
         self._source = source
         self._environ = environ
         self._values_left = MOST_VALUES
-        self._is_too_large = False
+        self.is_too_large = False
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self._values_left -= 1
@@ -195,9 +204,9 @@ class _ValueBuilder:
 
     def _add_size_problem(self, path: Path) -> None:
         """Add one problem for all values that are too many or too deep, and read no further values."""
-        if not self._is_too_large:
+        if not self.is_too_large:
             self._source.add_problem(path, "too many or too deeply nested values", "Write it without aliases (*name).")
-        self._is_too_large, self._values_left = True, 0
+        self.is_too_large, self._values_left = True, 0
 
     def _record_line(self, path: Path, node: yaml.Node) -> None:
         self._source.origins[path] = Origin(self._source.file, node.start_mark.line + 1)

@@ -307,6 +307,17 @@ def test_fit_prints_the_view_and_nothing_else(tmp_path):
     assert piped.stdout == ran.stdout
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_fit_and_replay_read_what_windows_writes(tmp_path, encoding):
+    """A byte order mark, or UTF-16, is no reason to refuse a file."""
+    file = tmp_path / "request.json"
+    file.write_bytes(json.dumps(LONG).encode(encoding))
+    ran = run_ullage("fit", str(file), "--window", "200000")
+    assert (ran.returncode, json.loads(ran.stdout)) == (0, LONG), ran.stderr
+    ran = run_ullage("replay", str(file), "--window", "2048")
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_fit_explains(tmp_path):
     """With --explain there are tables in place of the view."""
     file = tmp_path / "request.json"

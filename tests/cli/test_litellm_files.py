@@ -9,13 +9,23 @@ import pytest
 from proxy.cli.litellm_files import NotLiteLLM, read_file
 
 
-@pytest.mark.parametrize("text", ["model_list: 3\n", "[", "upstreams: []\n", "[]\n", "include: 3\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("model_list: 3\n", "[", "upstreams: []\n", "[]\n", "include: 3\n", ""),
+        *("a: 2026-99-99\n", "a: " + "[" * 3000 + "]" * 3000, "a: \xe9"),
+    ],
+)
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    """It says that this is no configuration of LiteLLM's."""
+    """It says that this is no configuration of LiteLLM's, in one line that begins with its name."""
     file = tmp_path / "x.yaml"
-    file.write_text(text)
-    with pytest.raises(NotLiteLLM):
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(NotLiteLLM) as caught:
         read_file(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert message.count("x.yaml") == 1
+    assert "\n" not in message
 
 
 def test_included_files_are_read(tmp_path: Path) -> None:

@@ -63,3 +63,27 @@ def test_a_file_of_too_many_values_has_one_problem(tmp_path):
         file = tmp_path / "many.yaml"
         file.write_text(text)
         assert [problem.message for problem in read_yaml(file, {}).problems] == ["too many or too deeply nested values"]
+
+
+def test_a_list_that_is_too_long_has_one_problem(tmp_path):
+    """The part of a file that was not read is not validated."""
+    upstreams = "".join(f"  - {{name: u{number}, base_url: 'http://h/v1'}}\n" for number in range(9_000))
+    assert len(problems(tmp_path, f"upstreams:\n{upstreams}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b'store: {path: "C:\\Users\\me"}\n', "single quotes"),
+        (b'store: {path: "C:\\models"}\n', "single quotes"),
+        ("server: {port: 1}\n".encode("utf-16"), "Save it as UTF-8"),
+        (b"store: {path: '/home/jos\xe9'}\n", "Save it as UTF-8"),
+    ],
+)
+def test_files_from_windows_get_advice_that_helps(tmp_path, content, advice):
+    """A path in double quotes and a file in another encoding say what to change."""
+    file = tmp_path / "ullage.yaml"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        load(file, {}, {})
+    assert advice in caught.value.problems[0].remedy
