@@ -49,7 +49,7 @@ look-alikes that resemble known rows 39 of 43 and 6 of 53. Then it was mended fo
 
 ``sixteenth`` was collected after that, its look-alikes by the very words of overflows ("context limit reached" of a
 browser, "history is too large" of a repository); none resembles a known row. First scored, it gave 34 of 36, and 12 of
-49 without a known window, 9 with one.
+49 without a known window, 9 with one. Then it was mended for.
 
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.

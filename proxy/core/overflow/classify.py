@@ -34,7 +34,7 @@ from proxy.core.apis.usage import read_usage
 from proxy.core.content_encoding import decode_content
 from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, parse_body
 from proxy.core.overflow.evidence import NO_PRIOR, EchoFilter, Prior, check_claim, states_size_of
-from proxy.core.overflow.figures import LEAST_LIMIT, StatedFigures, assign_roles, read_figures, stated_size
+from proxy.core.overflow.figures import LEAST_LIMIT, LEAST_SIZE, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
 from proxy.core.report import Usage
@@ -87,7 +87,7 @@ class _Reading:
 
     ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file. ``guessed``: no words
     of it say what its figures are. ``about_output``: it mentions output and nothing that is sent. ``stated`` are all of
-    its figures that can be tokens, ``size`` the most bytes in it.
+    its figures that can be tokens, ``size`` the most bytes or characters in it.
     """
 
     means: Meaning
@@ -166,7 +166,9 @@ class Classifier:
         if chosen is None or chosen.means == "other":
             return None
         chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
-        return _claim_by_status(status, chosen, parts, in_members, decisive=code in _TOO_LONG)
+        # "Requested context 131072 exceeds model limit 32768" with a code that only sounds alike is a setting, perhaps.
+        is_clear = code_name(name) in self._rules.codes or not chosen.guessed
+        return _claim_by_status(status, chosen, parts, in_members, decisive=code in _TOO_LONG and is_clear)
 
     def _read_text(self, text: str) -> _Reading | None:
         """Return the meaning of one text; None if it is about something else."""
@@ -339,11 +341,14 @@ def _defers_to_code(chosen: _Reading) -> bool:
 
 
 def _is_elsewhere(chosen: _Reading, member: str) -> bool:
-    """True if the *member* at fault is not part of the conversation."""
+    """True if the *member* at fault is not part of the conversation, or the limit too small for one."""
     # vLLM, "param": "input_tokens": "This model's maximum context length is 8192 tokens. However, your request has 6012
     # input tokens plus 4096 'max_tokens'." What names the window is about the conversation, whatever the member is.
     if chosen.strong and (chosen.names_window or chosen.rule != _FIGURES):
         return False
+    # "Secret is too long. Maximum length is 64 bytes."
+    if chosen.means == "payload" and chosen.size is not None and chosen.size < LEAST_SIZE:
+        return True
     # OpenAI: "Invalid 'user': string too long. Expected maximum length 64 but got 128" is elsewhere, and a complaint
     # without a member, too. FastAPI, "loc": ["body", "messages", 0, "content"]: "String should have at most 100000
     # characters" is not.
@@ -416,8 +421,8 @@ def _without_asides(row: Row) -> Row:
 
 
 def _is_aside(sentence: str) -> bool:
-    """True if *sentence* is about a rate, about bytes alone, or about something that the server cannot load."""
-    if mentions(sentence, "rate"):
+    """True if *sentence* is about a rate, bytes alone, an option of the server, or something that it cannot load."""
+    if mentions(sentence, "rate") or sentence.startswith("--"):
         return True
     if mentions(sentence, "load") and not mentions(sentence, "input"):
         return True

@@ -11,18 +11,25 @@ from proxy.core.overflow.rules import Pattern, Row
 LEAST_LIMIT = 64
 """Tokens of the smallest limit that can be a window; a smaller figure counts something else."""
 
-_SIZE = re.compile(r"(\d{1,15}(?:[.,]\d{1,3})*)[ -]?(bytes?|[kmg]i?b(?:ytes)?)\b", re.IGNORECASE)
-_SCALE = {"b": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+LEAST_SIZE = 512
+"""Bytes or characters of the smallest limit of a message; a smaller one is that of a name or a key."""
+
+_SIZE = re.compile(
+    r"(\d{1,15}(?:[.,]\d{1,3})*)(?:[ -]?(bytes?|[kmg]i?b(?:ytes)?|characters|chars|символ\w*|zeichen|caract[eè]r\w*)\b"
+    r"| ?个?(字符|文字))",
+    re.IGNORECASE,
+)
+_SCALE = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def stated_size(text: str) -> int | None:
-    """Return the largest number of bytes that *text* states; None if it states none."""
-    return max((_bytes(match[1], match[2]) for match in _SIZE.finditer(text)), default=None)
+    """Return the largest number of bytes or characters that *text* states; None if it states none."""
+    return max((_bytes(match[1], match[2] or match[3]) for match in _SIZE.finditer(text)), default=None)
 
 
 def _bytes(number: str, unit: str) -> int:
     whole = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", number).replace(",", ".")
-    return int(float(whole) * _SCALE[unit[0].lower()])
+    return int(float(whole) * _SCALE.get(unit[0].lower(), 1))
 
 
 @dataclass(frozen=True, slots=True)

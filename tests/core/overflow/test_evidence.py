@@ -313,6 +313,13 @@ def test_credentials_beside_a_text_without_figures(status: int, believed: bool) 
         ({"message": "บทสนทนายาวเกินไป"}, True),
         ({"message": "Chunk exceeds the embedding model's context"}, False),
         ({"message": "block_size (784) must be <= max_num_batched_tokens (256)"}, False),
+        ({"message": "Maximum context limit reached for browser b1 (10)"}, False),
+        ({"message": "The commit history is too large."}, False),
+        ({"message": "Secret is too long. Maximum length is 64 bytes."}, False),
+        ({"message": "The message is too long: at most 100000 characters"}, True),
+        ({"message": "--residual-window=9000 exceeds n_ctx=8192"}, False),
+        ({"message": "Requested context 131072 exceeds model limit 32768.", "code": "ContextExceedsModelLimit"}, False),
+        ({"message": "Requested context 9100 exceeds model limit 8192.", "code": "ContextExceedsModelLimit"}, True),
     ],
 )
 def test_what_a_conversation_is_called(error: dict[str, str], believed: bool) -> None:
