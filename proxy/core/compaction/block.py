@@ -22,7 +22,7 @@ from proxy.core.compaction.excerpts import (
     overtaken_reports,
     sentences_of,
 )
-from proxy.core.compaction.steps import Steps, rounds_of, sentence_rank
+from proxy.core.compaction.steps import BULLET, LEAST_ROOM, Steps, rounds_of, sentence_rank
 from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tokens.counting import unremembered
@@ -51,14 +51,8 @@ QUOTED_SHARE = 0.5
 STATE_FRAME = 10
 """Tokens of the heading of the state of the work."""
 
-LEAST_ROOM = 6
-"""Tokens of room below which no further text is tried."""
-
 MOST_TOKENS = 4
 """Tokens of a character at most: one for each of its bytes. A text that is so surely short is not even counted."""
-
-BULLET = 2
-"""Tokens of a list's mark before a text."""
 
 HEADINGS = 40
 """Tokens of the headings between header and footer."""

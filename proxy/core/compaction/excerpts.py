@@ -17,7 +17,7 @@ from math import log2
 
 import msgspec
 
-from proxy.core.compaction.steps import SENTENCE_END, overtaken, sentence_rank
+from proxy.core.compaction.steps import BULLET, LEAST_ROOM, LONG_SENTENCE, SENTENCE_END, overtaken, sentence_rank
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
@@ -28,9 +28,6 @@ READ = 65_536
 
 SHORT, SHORTEST = 240, 160
 """Characters of a text that is quoted whole or not at all; above the second what directs is quoted on its own."""
-
-LONG_SENTENCE = 1_200
-"""Characters of a sentence at most. Longer ones are code or data."""
 
 MOST_TEXTS, MOST_SENTENCES = 1_024, 4_096
 """Texts, the newest of each side, and sentences of them that are looked through."""
@@ -66,17 +63,11 @@ as often. An assistant's answers are 2 times as long and more, or have them a fi
 EQUALS_SHARE = 0.5
 """Share of the room in which what constrains or asks for something comes first in a talk of equals."""
 
-BULLET = 2
-"""Tokens of a list's mark before a text."""
-
 COUNTED_WHOLE = 2_048
 """Characters of a text whose line is counted anew for each sentence that is added to it.
 
 Of a longer one the sentence alone is counted: thousands of lines of thousands of characters would take seconds.
 """
-
-LEAST_ROOM = 6
-"""Tokens of room below which no further text is tried."""
 
 MOST_MISSES = 40
 """Texts in all that may be too long for the room before no further one is tried."""

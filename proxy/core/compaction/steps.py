@@ -210,7 +210,7 @@ BULLET = 2
 """Tokens of a list's mark before a line."""
 
 LEAST_ROOM = 6
-"""Tokens of room below which no further sentence is tried."""
+"""Tokens of room below which no further sentence or text is tried."""
 
 MOST_MISSES = 20
 """Sentences in all that may be too long for the room before no further one is tried."""

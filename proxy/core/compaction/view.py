@@ -102,7 +102,9 @@ class OriginalItems:
         written = self.written_result(index)
         if written is None:
             return self.api.with_results(self.item(index), texts, media=media)
-        stays = is_media if media else None
+        stays = None
+        if media:
+            stays = is_media
         return replace_written_result(self.item(index), "\n".join(texts), written, stays)
 
 
@@ -140,7 +142,7 @@ def write_texts(
     for index, _ in compaction.minified:
         edits[index] = known.get(index) or _minified(original, index)
     for index, tokens in compaction.clips:
-        edits[index] = original.api.clipped(original.item(index), partial(_clip, count), count, tokens)
+        edits[index] = original.api.clipped(original.item(index), partial(clip, count=count), count, tokens)
     if compaction.placeholders:
         edits |= _placeholder_items(original, compaction, count, tools, known)
     for index, tokens in compaction.truncations:
@@ -187,10 +189,6 @@ def _minified(original: OriginalItems, index: int) -> bytes:
     """One item with no white space in the JSON of its results."""
     texts = [minified(text) for text, _ in original.text(index).results]
     return original.with_results(index, texts, media=True)
-
-
-def _clip(count: Count, text: str, tokens: int) -> str:
-    return clip(text, tokens, count)
 
 
 def _placeholder_items(

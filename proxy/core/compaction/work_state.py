@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from proxy.core.call_arguments import Arguments
 from proxy.core.compaction.digest import quoted
+from proxy.core.compaction.steps import BULLET
 from proxy.core.compaction.truncate import shorten
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
@@ -24,9 +25,6 @@ STATE = "State of the work after these steps"
 """The beginning of the heading."""
 
 UNCHECKED = "Edited and not checked since: "
-
-BULLET = 2
-"""Tokens of a list's mark before a line."""
 
 MOST_COMMANDS = 3
 """Checks, and commands that change something, that are shown of each sort."""

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.excerpts import BULLET, MOST_TEXTS, SHORT, Excerpts, talk_as_equals
+from proxy.core.compaction.excerpts import MOST_TEXTS, SHORT, Excerpts, talk_as_equals
 from proxy.core.compaction.stages import BLOCK_FRAME
+from proxy.core.compaction.steps import BULLET
 from proxy.core.compaction.truncate import OMITTED
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
