@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import to_json, with_content
 from proxy.core.apis.json_scan import elements
 from proxy.core.apis.json_steps import decode, parse
@@ -225,6 +226,20 @@ def _may_answer(written: WrittenResult, calls: WrittenCalls | None) -> bool:
     if calls is None or not calls.tools:
         return False
     return not written.tool or written.tool in calls.tools or 0 in calls.tools
+
+
+def texts_of(api_format: ApiFormat, raw: Mapping[int, bytes], items: Sequence[Item]) -> dict[int, ItemText]:
+    """Return the texts of those of *items* whose bytes are *raw*, by index. Equal ones are read once.
+
+    A tool result that the client wrote as plain text counts as a result.
+    """
+    read = {item: api_format.read_item_text(item) for item in dict.fromkeys(raw.values())}
+    texts = {index: read[item] for index, item in raw.items()}
+    for index, item in raw.items():
+        written = items[index].written_result
+        if written is not None and items[index].role == "tool":
+            texts[index] = as_result(item, texts[index], written)
+    return texts
 
 
 def as_result(raw: bytes, entry: ItemText, written: WrittenResult) -> ItemText:

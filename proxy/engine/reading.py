@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from proxy.core.conversation import (
     Count,
     Injected,
     Item,
+    ItemFacts,
     ItemText,
     Layout,
     lay_out,
@@ -36,7 +37,7 @@ from proxy.core.tokens.injected import NO_RULES, InjectedRules
 from proxy.core.tokens.media import prices
 from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import NO_TOOLS, ToolMap
-from proxy.core.written_calls import as_result, find_written_calls, join_written_results, with_written_result
+from proxy.core.written_calls import find_written_calls, join_written_results, texts_of, with_written_result
 from proxy.engine.ports import Cache, Counter
 from proxy.offload import LARGE, load_of, offload
 
@@ -95,6 +96,15 @@ class CountedBody(ParsedBody, frozen=True):
         hashes = prefix_hashes(key, label, self.items, earlier)
         self.cached_prefix.prefix_hashes = (key, label), hashes
         return hashes
+
+    def items_with_facts(self, facts: Mapping[int, ItemFacts | None]) -> tuple[Item, ...]:
+        """Return the items with *facts*, by index. The conversation's next body begins with these items."""
+        items = list(self.items)
+        for index, of_item in facts.items():
+            items[index] = replace(items[index], facts=of_item)
+        if self.cached_prefix is not None:
+            self.cached_prefix.items = tuple(items)
+        return tuple(items)
 
 
 class CountedMembers(msgspec.Struct, frozen=True):
@@ -385,16 +395,11 @@ class Reader:
         cached = {index: item for index, name in names.items() if (item := self._items.get(name))}
         facts = {index: item.facts for index, item in cached.items()}
         new = [index for index in unread if facts.get(index, UNREAD) is UNREAD]
-        texts |= texts_of(api_format, body, new)
+        texts |= texts_of(api_format, {index: body.body[slice(*spans[index])] for index in new}, body.items)
         facts |= {index: facts_of(texts[index], self.tools.call, count) for index in new}
         for index in cached.keys() & new:
             self._items[names[index]] = replace(cached[index], facts=facts[index])
-        items = list(body.items)
-        for index in unread:
-            items[index] = replace(items[index], facts=facts[index])
-        if body.cached_prefix is not None:  # the conversation's next body begins with these items
-            body.cached_prefix.items = tuple(items)
-        return tuple(items)
+        return body.items_with_facts(facts)
 
     def _sizes_of(self, scope: int, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Return the tokens of the members around the items."""
@@ -457,17 +462,6 @@ class PrefixHasher:
             self._marks.append((end, mark))
         digest: bytes = mark.digest()
         return digest
-
-
-def texts_of(api_format: ApiFormat, body: ParsedBody, indexes: Iterable[int]) -> dict[int, ItemText]:
-    """Return the texts of the items at *indexes*, by index; a result that is written as text counts as a result."""
-    spans = body.scan.spans
-    texts = {index: api_format.read_item_text(body.body[slice(*spans[index])]) for index in indexes}
-    for index, text in texts.items():
-        written_result = body.items[index].written_result
-        if written_result is not None:
-            texts[index] = as_result(body.body[slice(*spans[index])], text, written_result)
-    return texts
 
 
 def without_facts(item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:

@@ -22,12 +22,12 @@ from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
 from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
-from proxy.core.conversation import Count, Item, ItemText, Layout, WrittenResult
+from proxy.core.conversation import Count, Item, ItemText, Layout
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, failure_line, pairs_of
 from proxy.core.tool_table import ToolMap
-from proxy.core.written_calls import as_result, replace_written_result
+from proxy.core.written_calls import replace_written_result, texts_of
 
 ReadItem = Callable[[bytes], Item]
 """Returns the item of the bytes that a view has of it."""
@@ -80,32 +80,24 @@ class OriginalItems:
         return self.body[start:end]
 
     def text(self, index: int) -> ItemText:
-        """The text of one item. A tool result that the client wrote as plain text counts as a result."""
-        return self.texts.get(index) or self.text_of(self.item(index), self.written_result(index))
+        """The text of one item."""
+        return self.texts.get(index) or texts_of(self.api, {index: self.item(index)}, self.items)[index]
 
-    def text_of(self, item: bytes, written: WrittenResult | None) -> ItemText:
-        """The text of an *item*, which is a tool result *written* as plain text unless that is None."""
-        text = self.api.read_item_text(item)
-        if written is None:
-            return text
-        return as_result(item, text, written)
-
-    def written_result(self, index: int) -> WrittenResult | None:
-        """The form of a tool result that the client wrote as plain text; None if the item is no such result."""
-        item = self.items[index]
-        if item.role != "tool":
-            return None
-        return item.written_result
+    def texts_at(self, indexes: Sequence[int]) -> dict[int, ItemText]:
+        """The texts of the items at *indexes*, by index."""
+        unread = {index: self.item(index) for index in indexes if index not in self.texts}
+        read = texts_of(self.api, unread, self.items)
+        return {index: self.texts.get(index) or read[index] for index in indexes}
 
     def with_results(self, index: int, texts: Sequence[str], *, media: bool = False) -> bytes:
         """One item with *texts* in place of its tool results; with *media*, their images stay."""
-        written = self.written_result(index)
-        if written is None:
-            return self.api.with_results(self.item(index), texts, media=media)
+        item, raw = self.items[index], self.item(index)
+        if item.role != "tool" or item.written_result is None:
+            return self.api.with_results(raw, texts, media=media)
         stays = None
         if media:
             stays = is_media
-        return replace_written_result(self.item(index), "\n".join(texts), written, stays)
+        return replace_written_result(raw, "\n".join(texts), item.written_result, stays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +233,7 @@ def _folded_items(
 ) -> FoldedItems:
     """The material for the block of *compaction*. Items that a clip cut short are digested as they were."""
     folded = [index for index in range(compaction.cut) if original.items[index].role != "system"]
-    texts = _texts(original, folded)
+    texts = original.texts_at(folded)
     anchors = {index: texts[index] for index in compaction.anchors}
     for index in edits.keys() & anchors.keys():
         anchors[index] = original.api.read_item_text(edits[index])
@@ -297,20 +289,6 @@ def _repeated_texts(original: OriginalItems, anchors: Mapping[int, ItemText], ca
         else:
             newest = text.text
     return task, newest
-
-
-def _texts(original: OriginalItems, indexes: Sequence[int]) -> dict[int, ItemText]:
-    """The texts of the items at *indexes*, by index. Equal items are read once."""
-    known: dict[tuple[bytes, WrittenResult | None], ItemText] = {}
-    texts: dict[int, ItemText] = {}
-    for index in indexes:
-        text = original.texts.get(index)
-        if text is None:
-            key = original.item(index), original.written_result(index)
-            text = known.get(key) or original.text_of(*key)
-            known[key] = text
-        texts[index] = text
-    return texts
 
 
 # The line that stands for a result.
