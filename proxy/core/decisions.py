@@ -207,9 +207,11 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
 
     ``size`` and ``light_size`` are sizes for ``offload``: of work on all texts, and of work on the items' numbers only.
     ``budget`` counts the tools array as it will be sent (``tools_json``, empty if it is not shrunk) and the addition.
-    ``prefix_hashes`` name the conversation after each item. ``count`` counts text for this route, ``read_item`` reads
-    an item that is in the view only. ``lay_out`` returns the structure of the items, continued from a known prefix;
-    ``read_facts`` returns the items with the facts of their calls and results, and adds what it reads to the texts.
+    ``prefix_hashes`` name the conversation after each item. ``root_hash`` is the one after the first user item, or
+    after the first item if there is none: it names the conversation as a whole, and is empty if there are no items.
+    ``count`` counts text for this route, ``read_item`` reads an item that is in the view only. ``lay_out`` returns the
+    structure of the items, continued from a known prefix; ``read_facts`` returns the items with the facts of their
+    calls and results, and adds what it reads to the texts.
     """
 
     request: Request
@@ -219,6 +221,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     light_size: int
     counts: TokenCounts
     prefix_hashes: tuple[bytes, ...]
+    root_hash: bytes
     budget: TokenBudget
     requested_output: int | None
     client_compaction: str
@@ -255,14 +258,6 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         """Return the items as the client sent them, the stages' source of texts; *texts* were read already."""
         parsed = self.parsed
         return OriginalItems(parsed.body, parsed.scan.spans, parsed.items, layout, API_FORMATS[self.request.api], texts)
-
-    def root_hash(self, layout: Layout) -> bytes:
-        """The prefix hash after the first user item, which names the conversation; empty if there are no items."""
-        if not self.prefix_hashes:
-            return b""
-        if not layout.users:
-            return self.prefix_hashes[0]
-        return self.prefix_hashes[layout.users[0]]
 
     def budget_for(self, target: CompactionTarget) -> TokenBudget:
         """Return the budget for *target*: with its smaller reserve, or without room for the addition."""

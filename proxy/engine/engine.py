@@ -413,7 +413,7 @@ class Engine:
         if view.edits.record is not None:
             boundary = view.edits.record.compaction.boundary
         is_nearly_full = (report.pressure or 0.0) > NEARLY_FULL
-        key = (view.known.route.name, view.measured.root_hash(view.layout), (is_nearly_full, boundary))
+        key = (view.known.route.name, view.measured.root_hash, (is_nearly_full, boundary))
         # Features note a compaction, a conversation that became nearly full, or one not noted for ``NOTE_SECONDS``.
         if report.event or key not in self._features.noted:
             self._features.noted[key] = True

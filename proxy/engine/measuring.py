@@ -157,6 +157,9 @@ class Measurer:
         budget = policy.budget(route, window, requested, fixed, token_ratio, task_size)
         tools_json, budget = self._with_smaller_tools(request.tenant, route, envelope, counts, budget)
         hashes = reading.prefix_hashes(self._records.prefix_key(request.tenant), request.options.conversation)
+        root_hash = b""
+        if hashes:
+            root_hash = hashes[next((index for index, item in enumerate(reading.items) if item.role == "user"), 0)]
         count = self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED)
         stated = known.stated_window
         if known.window_source != "learned":
@@ -169,6 +172,7 @@ class Measurer:
             light_size=LIGHT_ITEM * len(reading.items),
             counts=counts,
             prefix_hashes=hashes,
+            root_hash=root_hash,
             budget=budget,
             requested_output=requested,
             client_compaction=client_compaction,

@@ -115,7 +115,7 @@ class CompactionRecords:
             first = record.compaction
         if measured.target.dry_run or is_left_to_provider(measured, record):
             return LookedUp(layout, record, first=first)
-        requested = await self._records.pop_request(measured.request.tenant, measured.root_hash(layout))
+        requested = await self._records.pop_request(measured.request.tenant, measured.root_hash)
         share: float | None = None
         if requested[:1].isdigit():
             share = float(requested)
@@ -143,7 +143,7 @@ class CompactionRecords:
         version = self._records.version()
         # If no other process has written since the last look, the store has only records that were cached here.
         if last_look is None or version is None or last_look.version != version:
-            stored = await self._stored(measured, layout, unread, boundaries)
+            stored = await self._stored(measured, unread, boundaries)
             if stored is not None:
                 return stored
             if not self._records.reachable():
@@ -152,12 +152,12 @@ class CompactionRecords:
         return cached
 
     async def _stored(
-        self, measured: MeasuredRequest, layout: Layout, unread: Sequence[RecordKey], boundaries: Sequence[int]
+        self, measured: MeasuredRequest, unread: Sequence[RecordKey], boundaries: Sequence[int]
     ) -> CompactionRecord | None:
         """Read and cache the newest record under *unread*, the keys of the first of *boundaries*; None if none is."""
         hashes, tenant = measured.prefix_hashes, measured.request.tenant
         newest_first = [prefix_hash for _, prefix_hash in unread]
-        stored = await self._records.newest(tenant, measured.root_hash(layout), measured.known.route.name, newest_first)
+        stored = await self._records.newest(tenant, measured.root_hash, measured.known.route.name, newest_first)
         if stored is None:
             return None
         index, value = stored
@@ -242,9 +242,9 @@ class CompactionRecords:
         """Store *record* and return it, or another replica's at this boundary if that is stored and fits."""
         layout, target, boundary = need.lookup.layout, need.target, record.compaction.boundary
         hashes, tenant, route = measured.prefix_hashes, measured.request.tenant, measured.known.route.name
-        name, root = hashes[boundary - 1], measured.root_hash(layout)
+        name = hashes[boundary - 1]
         ours = dump(record)
-        stored = await self._records.save(tenant, root, route, name, ours, replace=target.replaces)
+        stored = await self._records.save(tenant, measured.root_hash, route, name, ours, replace=target.replaces)
         stored_record = None
         if stored != ours:  # another replica was first
             stored_record = load(stored, len(hashes))
@@ -331,7 +331,7 @@ class CompactionRecords:
         weight = budget.quantised_fixed + history_in_view(layout, last)
         if weight <= _soft_level(budget, marks, last):
             return
-        since = _hash_at(measured, layout, last)
+        since = _hash_at(measured, last)
         name = measured.known.route.name, since
         if weight < self._need_no_summary.get(name, 0) or not summaries.is_due(request, measured.known.route, since):
             return
@@ -369,7 +369,7 @@ class CompactionRecords:
             # A compaction without a fold needs no summary, nor does one a few messages later.
             halfway = (budget.high(self._policy.rules.marks, budget.baseline) - weight) // 2
             growth = max(halfway, budget.baseline // NEXT_LOOK_SHARE)
-            self._need_no_summary[measured.known.route.name, _hash_at(measured, layout, last)] = weight + growth
+            self._need_no_summary[measured.known.route.name, _hash_at(measured, last)] = weight + growth
             return
         summary_request = self._summary_request(measured, layout, upcoming.cut, last)
         if summary_request is not None:
@@ -384,10 +384,10 @@ class CompactionRecords:
         return summary_request_of(measured, layout, cut, record, self._policy.rules.shares.summary)
 
 
-def _hash_at(measured: MeasuredRequest, layout: Layout, last: Compaction | None) -> bytes:
+def _hash_at(measured: MeasuredRequest, last: Compaction | None) -> bytes:
     """Return the prefix hash at the *last* compaction, or the root hash if there was none."""
     if last is None:
-        return measured.root_hash(layout)
+        return measured.root_hash
     return measured.prefix_hashes[last.boundary - 1]
 
 

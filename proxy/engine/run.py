@@ -206,7 +206,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
         tokens_before = int((counts.total + request.tokens_removed) * ratio)
     members = _base(request, view.known, envelope.model, envelope.session)
     if not members["conversation"] and view.layout is not None:
-        members["conversation"] = base64.urlsafe_b64encode(measured.root_hash(view.layout)[:12]).decode()
+        members["conversation"] = base64.urlsafe_b64encode(measured.root_hash[:12]).decode()
     members["client_compaction"] = measured.client_compaction
     pairs: Sequence[Pair] = ()
     if measured.has_facts:

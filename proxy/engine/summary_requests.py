@@ -31,19 +31,19 @@ def summary_request_of(
     *record* is the newest compaction's, *share* the part of the budget that a summary may take.
     """
     budget, hashes, ratio = measured.budget, measured.prefix_hashes, measured.known.token_ratio
-    original, root = measured.original(layout), measured.root_hash(layout)
+    original = measured.original(layout)
     step = rounded_down(min(MOST_SUMMARY, int(share * ratio * budget.baseline)))
     cuts = layout.cuts[max(0, bisect_right(layout.cuts, cut) - MOST_CUTS) :]
     cap = int(step / max(1.0, ratio))
     if cap < LEAST_SUMMARY or not cut:
         return None
-    last_compaction, folded = root, 0
+    last_compaction, folded = measured.root_hash, 0
     if record is not None:
         last_compaction, folded = hashes[record.compaction.boundary - 1], record.compaction.cut
     return SummaryRequest(
         client_request=measured.request,
         route=measured.known.route,
-        root_hash=root,
+        root_hash=measured.root_hash,
         last_compaction=last_compaction,
         prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
         folded=folded,

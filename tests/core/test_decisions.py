@@ -34,8 +34,8 @@ def test_an_anchor_speaks_for_its_own_compaction_only() -> None:
 def test_a_conversation_is_named_by_its_first_user_item() -> None:
     """The root hash is the prefix hash after the task, whatever follows; nothing names an empty one."""
     short, longer = measured(agent_session(3, 100)), measured(agent_session(6, 100))
-    assert short.root_hash(short.lay_out()) == longer.root_hash(longer.lay_out()) == short.prefix_hashes[1]
-    assert structs.replace(short, prefix_hashes=()).root_hash(short.lay_out()) == b""
+    assert short.root_hash == longer.root_hash == short.prefix_hashes[1]
+    assert measured([]).root_hash == b""
 
 
 def test_a_value_prints_no_text_of_a_client() -> None:

@@ -241,7 +241,7 @@ async def test_a_wish_is_granted_below_the_low_mark() -> None:
     assert first.view is not None
     assert first.view.layout is not None, "it is known from half of the low mark on"
     assert isinstance(replica.book, DictRecords)
-    replica.book.requested.add((TENANT, first.view.measured.root_hash(first.view.layout)))
+    replica.book.requested.add((TENANT, first.view.measured.root_hash))
     wished = await replica.plan(body, WINDOW)
     assert wished.report.event
     assert (wished.tokens or 0) <= 0.24 * WINDOW

@@ -157,7 +157,7 @@ class HistoryRecorder(Feature):
         layout = view.layout
         if layout is None or not layout.count or not report.conversation or report.observed:
             return
-        root_hash, record = view.measured.root_hash(layout), view.edits.record
+        root_hash, record = view.measured.root_hash, view.edits.record
         now, tenant, long_lived = self._now(), view.request.tenant, record is not None
         key = (report.conversation, root_hash, long_lived)
         saved, count = self._recent.get(key), self._recent.get((tenant,), 0)

@@ -128,7 +128,7 @@ class MemorySearch(ServerTool):
 
     async def begin(self, view: CountedView, calls: Sequence[str]) -> Sequence[WriteResult]:
         """Search for each of *calls*, and return for each a function that writes its result."""
-        root_hash = view.measured.root_hash(view.layout or view.measured.lay_out())
+        root_hash = view.measured.root_hash
         texts = await asyncio.gather(*(self._search(view.request, arguments, root_hash) for arguments in calls))
         return [partial(_result, text) for text in texts]
 

@@ -80,9 +80,9 @@ class Recall(ServerTool):
         """Return stored pieces of earlier conversations; None if these are not searched, none without the store."""
         if self._read_earlier is None or not is_declared(view.request, NAME):
             return None
-        request, layout = view.request, view.layout or view.measured.lay_out()
+        request = view.request
         try:
-            items = await self._read_earlier(request.tenant, request.options.project, view.measured.root_hash(layout))
+            items = await self._read_earlier(request.tenant, request.options.project, view.measured.root_hash)
         except StoreUnavailable:
             return []
         return earlier_pieces(items)

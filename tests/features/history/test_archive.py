@@ -71,7 +71,7 @@ class ArchiveFixture:
         assert plan.view.edits.record is not None
         measured, edits = plan.view.measured, plan.view.edits
         removed = items_removed(plan.view.edits.record.compaction, edits.previous, measured.parsed.items)
-        return self.archive.add(plan.view, measured.root_hash(plan.view.layout), removed)
+        return self.archive.add(plan.view, measured.root_hash, removed)
 
 
 async def plans(rounds: int) -> list[tuple[bytes, Planned]]:

@@ -63,7 +63,7 @@ class RecordedReplica:
 
     async def notes(self, plan: Planned) -> dict[str, bytes]:
         assert plan.view is not None
-        return dict(await self.conversations.notes(TENANT, plan.view.measured.root_hash(plan.view.measured.lay_out())))
+        return dict(await self.conversations.notes(TENANT, plan.view.measured.root_hash))
 
 
 async def test_compactions_are_noted_with_what_they_folded() -> None:
