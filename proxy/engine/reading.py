@@ -365,8 +365,7 @@ class Reader:
     ) -> tuple[Item, ...]:
         # The meter that counted so before remembers short texts, such as names of tools.
         count = self._meters[way] = self._meters.get(way) or self.count(*way)
-        view = memoryview(body)
-        names = [name_in(scope, view[start:end]) for start, end in spans]
+        names = [name_in(scope, body[start:end]) for start, end in spans]
         known = {name: self._items.get(name) for name in names}
         # By name, because a body may repeat an item thousands of times.
         new = {name: span for name, span in zip(names, spans, strict=True) if known[name] is None}
@@ -389,17 +388,19 @@ class Reader:
         encoding, model, tenant = way
         measure, count = _measure(encoding, model), self.count(encoding, model)
         scope = scope_of(tenant, api_format.API, measure)
+        spans = body.scan.spans
         unread = [index for index, item in enumerate(body.items) if item.facts is UNREAD]
-        view, spans = memoryview(body.body), body.scan.spans
-        names = {index: name_in(scope, view[slice(*spans[index])]) for index in unread}
-        cached = {index: item for index, name in names.items() if (item := self._items.get(name))}
-        facts = {index: item.facts for index, item in cached.items()}
-        new = [index for index in unread if facts.get(index, UNREAD) is UNREAD]
-        texts |= texts_of(api_format, {index: body.body[slice(*spans[index])] for index in new}, body.items)
-        facts |= {index: facts_of(texts[index], self.tools.call, count) for index in new}
-        for index in cached.keys() & new:
-            self._items[names[index]] = replace(cached[index], facts=facts[index])
-        return body.items_with_facts(facts)
+        # By name, because a body may repeat an item thousands of times.
+        names = {index: name_in(scope, body.body[slice(*spans[index])]) for index in unread}
+        cached = {name: item for name in set(names.values()) if (item := self._items.get(name))}
+        facts = {name: item.facts for name, item in cached.items()}
+        new = {name: index for index, name in names.items() if facts.get(name, UNREAD) is UNREAD}
+        # All texts before all facts: each pass stays in the same few functions.
+        texts |= texts_of(api_format, {index: body.body[slice(*spans[index])] for index in new.values()}, body.items)
+        facts |= {name: facts_of(texts[index], self.tools.call, count) for name, index in new.items()}
+        for name in cached.keys() & new.keys():
+            self._items[name] = replace(cached[name], facts=facts[name])
+        return body.items_with_facts({index: facts[name] for index, name in names.items()})
 
     def _sizes_of(self, scope: int, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
         """Return the tokens of the members around the items."""
@@ -498,6 +499,6 @@ def scope_of(tenant: bytes, *parts: str) -> int:
     return xxh3_64_intdigest(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
-def name_in(scope: int, raw: bytes | memoryview) -> bytes:
+def name_in(scope: int, raw: bytes) -> bytes:
     """Return the cache key of *raw* in *scope*."""
     return xxh3_128_digest(raw, scope)

@@ -20,7 +20,7 @@ from proxy.core.apis import chat
 from proxy.core.apis.base import PER_REPLY
 from proxy.core.apis.json_scan import scan
 from proxy.core.apis.tool_declarations import tools_tokens
-from proxy.core.conversation import lay_out, prefix_hashes
+from proxy.core.conversation import ItemText, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.media import prices
 from proxy.engine.reading import (
@@ -425,6 +425,19 @@ async def test_items_that_come_again_in_a_body_are_read_once() -> None:
     reading = await caching.read(json.dumps({"model": "m", "messages": messages}).encode())
     assert [item.tokens for item in reading.items] == [7, 6] * 50
     assert caching.counter.counted["yes"] == 1
+
+
+async def test_facts_of_an_item_that_comes_again_in_a_body_are_read_once() -> None:
+    """The texts of equal answers are read for one of them, and each of them has the facts."""
+    caching = ReaderWithCaches()
+    messages = [{"role": "assistant", "content": f"See src/{word}.py first."} for word in ("yes", "no") * 50]
+    reading = await caching.read(json.dumps({"model": "m", "messages": messages}).encode())
+    texts: dict[int, ItemText] = {}
+    items = caching.reader.read_facts(chat, ("narrow", "", ANN), reading, texts)
+    assert len(texts) == 2
+    assert len({item.facts for item in items}) == 2
+    assert all(item.facts is not None and item.facts.mentions for item in items)
+    assert caching.reader.read_facts(chat, ("narrow", "", ANN), reading, {}) == items
 
 
 async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> None:
