@@ -50,13 +50,13 @@ V = TypeVar("V")
 
 
 class SizedCache(LRUCache[K, V]):
-    """A mapping of at most *limit* bytes as *size* weighs values, which threads may share.
+    """A mapping of at most *limit* bytes as *size* weighs a key and its value, which threads may share.
 
     The least recently used are dropped first. A value above the limit is not stored, and the key keeps its former one.
     """
 
-    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
-        super().__init__(limit, getsizeof=lambda _, value: size(value))
+    def __init__(self, limit: int, size: Callable[[K, V], int]) -> None:
+        super().__init__(limit, getsizeof=size)
 
     def __setitem__(self, key: K, value: V) -> None:
         try:
@@ -70,10 +70,15 @@ def items() -> SizedCache[bytes, Item]:
     return SizedCache(ITEM_BYTES, _item_size)
 
 
-def _item_size(item: Item) -> int:
-    size = ITEM_SIZE + INJECTED_PART_SIZE * len(item.injected)
+def _item_size(_: bytes, item: Item) -> int:
+    # Runs twice for each of the thousands of items of a body: most have neither parts nor ids.
+    size = ITEM_SIZE
+    if item.injected:
+        size += INJECTED_PART_SIZE * len(item.injected)
     if item.facts is not None and item.facts is not UNREAD:
         size += len(item.facts.mentions)
+    if not item.calls and not item.answers:
+        return size
     if len(item.calls) + len(item.answers) > 1:
         return size + linked_size([item])
     return size + sum(map(len, item.calls or item.answers))
@@ -81,7 +86,7 @@ def _item_size(item: Item) -> int:
 
 def prefixes() -> SizedCache[bytes, CachedPrefix]:
     """Return a cache of the prefixes that bodies began with."""
-    return SizedCache(PREFIX_BYTES, lambda prefix: 1000 + PREFIX_ITEM_SIZE * len(prefix.scan.spans) + prefix.linked)
+    return SizedCache(PREFIX_BYTES, lambda _, prefix: 1000 + PREFIX_ITEM_SIZE * len(prefix.scan.spans) + prefix.linked)
 
 
 def envelopes() -> SizedCache[bytes, Envelope]:
@@ -89,7 +94,7 @@ def envelopes() -> SizedCache[bytes, Envelope]:
     return SizedCache(ENVELOPE_BYTES, _envelope_size)
 
 
-def _envelope_size(envelope: Envelope) -> int:
+def _envelope_size(_: bytes, envelope: Envelope) -> int:
     characters = len(envelope.text) + sum(map(len, envelope.texts.values()))
     # A character of a str takes one, two or four bytes: https://peps.python.org/pep-0393/
     return 2000 + 4 * characters
@@ -100,13 +105,13 @@ def records() -> SizedCache[tuple[str, bytes], CompactionRecord]:
     return SizedCache(RECORD_BYTES, _record_size)
 
 
-def _record_size(record: CompactionRecord) -> int:
+def _record_size(_: tuple[str, bytes], record: CompactionRecord) -> int:
     return 512 + 4 * len(record.block) + sum(map(len, record.edits.values()))
 
 
 def texts() -> SizedCache[tuple[bytes, bytes], Summary]:
     """Return a cache of summaries."""
-    return SizedCache(TEXT_BYTES, lambda summary: 400 + 4 * len(summary.text))
+    return SizedCache(TEXT_BYTES, lambda _, summary: 400 + 4 * len(summary.text))
 
 
 def keep_large_blocks() -> None:

@@ -30,7 +30,7 @@ TENANT = b"t" * 32
 
 def test_the_longest_unused_go_first() -> None:
     """The sum of what is kept never exceeds the limit, and what was used last stays."""
-    memory: SizedCache[str, bytes] = SizedCache(10, len)
+    memory: SizedCache[str, bytes] = SizedCache(10, lambda _, value: len(value))
     memory["a"], memory["b"] = b"1234", b"5678"
     assert memory["a"] == b"1234"
     memory["c"] = b"90ab"
@@ -40,7 +40,7 @@ def test_the_longest_unused_go_first() -> None:
 
 def test_what_is_too_large_is_not_kept() -> None:
     """A value above the limit is no error and pushes nothing out."""
-    memory: SizedCache[str, bytes] = SizedCache(10, len)
+    memory: SizedCache[str, bytes] = SizedCache(10, lambda _, value: len(value))
     memory["a"] = b"1234"
     memory["a"] = b"x" * 11
     memory["b"] = b"x" * 11

@@ -34,7 +34,7 @@ from proxy.core.tokens.budget import (
     to_our_tokens,
     token_budget,
 )
-from proxy.core.tokens.counting import Members, RoleTotals
+from proxy.core.tokens.counting import Members, Meter, RoleTotals
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
 API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
@@ -229,7 +229,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     addition: Addition
     anchor: UsageAnchor | None
     target: CompactionTarget
-    count: Callable[[str], int]
+    count: Meter
     read_item: Callable[[bytes], Item]
     lay_out: Callable[[], Layout]
     read_facts: Callable[[dict[int, ItemText]], tuple[Item, ...]]

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse
 from proxy.core.conversation import Call
-from proxy.core.tool_calls import short_digest, text_crc
+from proxy.core.tool_calls import text_crc
 from proxy.core.written_calls import NO_TEXT_FORMAT, TextToolFormat
 
 Kind = Literal[
@@ -206,7 +206,7 @@ class ToolMap:
             repeat_key = _repeat_key(name, values, arguments)
         if len(arguments) > ONE_CALL:
             dismantle(values)
-        digests, name_digests = tuple(map(short_digest, paths)), tuple(map(text_crc, names))
+        digests, name_digests = tuple(map(hash, paths)), tuple(map(text_crc, names))
         return Call(tool.kind, repeat_key, digests, name_digests, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
@@ -315,7 +315,7 @@ def _repeat_key(name: str, values: Any, arguments: str) -> int:
             text = msgspec.json.encode(values, order="deterministic").decode()
         except (UnicodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
             text = _SORTED.encode(values)
-    return short_digest(f"{name}\0{text}") or 1
+    return hash(f"{name}\0{text}") or 1
 
 
 def is_glob(name: str) -> bool:

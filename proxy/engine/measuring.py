@@ -160,7 +160,7 @@ class Measurer:
         root_hash = b""
         if hashes:
             root_hash = hashes[next((index for index, item in enumerate(reading.items) if item.role == "user"), 0)]
-        count = self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED)
+        count = self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED, reading.short)
         stated = known.stated_window
         if known.window_source != "learned":
             stated = int(budget.window * max(1.0, token_ratio))

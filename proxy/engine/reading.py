@@ -74,10 +74,14 @@ class Prefix(msgspec.Struct):
 
 
 class CountedBody(ParsedBody, frozen=True):
-    """A body whose items were counted; ``body`` is the client's, or the same with its items as a list."""
+    """A body whose items were counted; ``body`` is the client's, or the same with its items as a list.
+
+    ``short`` are the tokens of its short texts if they are too many for the reader to keep: more than ``KEPT_SHORT``.
+    """
 
     counts: TokenCounts
     cached_prefix: CachedPrefix | None
+    short: dict[str, int]
 
     def layout(self) -> Layout:
         """Return the structure of the items, continued from that of a prefix of this body."""
@@ -258,7 +262,13 @@ class Reader:
         if prefix is not None and spans[: len(prefix.items)] == prefix.scan.spans:
             earlier, roles = prefix.items, prefix.roles
         way, scope = (encoding, model, tenant), scope_of(tenant, api_format.API, measure)
-        new = self._read_items(api_format, way, scope, located.body, spans[len(earlier) :])
+        # The meter that counted so before remembers short texts, such as names of tools.
+        count = self._meters[way] = self._meters.get(way) or self.count(*way)
+        new = self._read_items(api_format, count, scope, located.body, spans[len(earlier) :])
+        short: dict[str, int] = {}
+        if len(count.short) > KEPT_SHORT:
+            self._meters.pop(way, None)
+            short = count.short
         items = earlier + new
         if any(item.written_result for item in new):
             items = self._with_joined_results(api_format, located, items, len(earlier))
@@ -274,7 +284,7 @@ class Reader:
             tools = api_format.PER_TOOLS
         fixed = PER_REPLY + tools + roles.system + sum(around.tokens.values())
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
-        return CountedBody(located.body, located.scan, items, located.envelope, counts, cached)
+        return CountedBody(located.body, located.scan, items, located.envelope, counts, cached, short)
 
     def _with_joined_results(
         self, api_format: ApiFormat, located: LocatedBody, items: tuple[Item, ...], start: int
@@ -316,15 +326,23 @@ class Reader:
         located.hasher.file(self._prefixes, cached)
         return cached
 
-    def count(self, encoding: str, model: str = "", tenant: bytes | None = None, again_from: int = LARGE) -> Meter:
-        """Return a counter of text in *encoding*, with the prices of *model* for media.
+    def count(
+        self,
+        encoding: str,
+        model: str = "",
+        tenant: bytes | None = None,
+        again_from: int = LARGE,
+        short: dict[str, int] | None = None,
+    ) -> Meter:
+        """Return a counter of text in *encoding*, with the prices of *model* for media; *short* are known counts.
 
         With a *tenant*, the count of a text of *again_from* characters or more is cached.
         """
-        count = self._counter.counter(encoding)
+        count, known = self._counter.counter(encoding), short or {}
         if tenant is None:
-            return Meter(count, prices(model), self._injected)
-        return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), again_from)
+            return Meter(count, prices(model), self._injected, short=known)
+        again = partial(self._count_once, encoding, tenant)
+        return Meter(count, prices(model), self._injected, again, again_from, known)
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
         """Return the tokens of a long *text*, from the cache or counted and cached."""
@@ -335,14 +353,14 @@ class Reader:
         return size
 
     def view_item(self, api_format: ApiFormat, route: Route, tenant: bytes, count: Count, raw: bytes) -> Item:
-        """Return the item *raw* of a view, without facts; it is cached, because later views have it again.
+        """Return the item *raw* of a view, without digest and facts; it is cached, because later views have it again.
 
         *count* is that of the view's request, which has counted most short texts of the item already.
         """
         name = name_in(scope_of(tenant, api_format.API, _measure(route.encoding, route.model), "view"), raw)
         item = self._items.get(name)
         if item is None:
-            item = self._items[name] = api_format.read_item(raw, count)
+            item = self._items[name] = api_format.read_item(raw, count, with_digest=False)
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
@@ -361,10 +379,8 @@ class Reader:
         return size
 
     def _read_items(
-        self, api_format: ApiFormat, way: tuple[str, str, bytes], scope: int, body: bytes, spans: Sequence[Span]
+        self, api_format: ApiFormat, count: Meter, scope: int, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        # The meter that counted so before remembers short texts, such as names of tools.
-        count = self._meters[way] = self._meters.get(way) or self.count(*way)
         names = [name_in(scope, body[start:end]) for start, end in spans]
         known = {name: self._items.get(name) for name in names}
         # By name, because a body may repeat an item thousands of times.
@@ -374,8 +390,6 @@ class Reader:
             read[name] = without_facts(read[name], body[start:end], count, self.tools)
         for name, item in read.items():
             self._items[name] = item
-        if len(count.short) > KEPT_SHORT:
-            self._meters.pop(way, None)
         return tuple([known[name] or read[name] for name in names])
 
     def read_facts(

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cachebox import LRUCache
+from msgspec import structs
 
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
@@ -216,8 +217,7 @@ class CompactionRecords:
             summary = Summary("", before.summary_length, before.summary_spent, before.summary_by)
         else:
             summary = await self._summary(measured, need) or Summary("", 0, 0)
-        route = measured.known.route
-        count = self._reader.count(route.encoding, route.model, measured.request.tenant, LONG_PARAGRAPH)
+        count = structs.replace(measured.count, again_from=LONG_PARAGRAPH)
         block, edits = await offload(
             measured.size, write_texts, original, compaction, count, self._policy.tools, before, summary.text
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list, no_marker
-from proxy.core.apis.items import PLAIN, digest, plain_user_message, text_item, text_message
+from proxy.core.apis.items import PLAIN, digest, plain_user_message, text_item, text_message, tokens_of
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -90,10 +90,10 @@ class _Call(NamedTuple):
     arguments: str
 
 
-def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
+def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
     """Return the item of one message."""
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
-        return text_item(message, *plain, PER_MESSAGE, count)
+        return text_item(message, *plain, PER_MESSAGE, count, with_digest=with_digest)
     role = ROLES.get(str(message.get("role")), "user")
     calls, answers = _calls(message), _answers(message)
     # The legacy call has no id and is named by its function, as its result is.
@@ -102,7 +102,8 @@ def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    return Item(role, text + media, media, digest(message, large=large), names, answers, guess, injected)
+    name = digest(message, large=large) if with_digest else b""
+    return Item(role, text + media, media, name, names, answers, guess, injected)
 
 
 read_item = partial(items.read_item, LIST, _item)
@@ -124,13 +125,6 @@ def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tup
         if is_guess(part):
             guess += tokens
     return text, media, guess
-
-
-def _tokens(raw: bytes, count: Count) -> int:
-    """Return the tokens of one message's bytes, without the digest of its item."""
-    message = decode(raw)
-    text, media, _ = _weigh(message, _calls(message), count)
-    return text + media
 
 
 def read_item_text(raw: bytes) -> ItemText:
@@ -200,7 +194,7 @@ def _slots(message: dict[str, Any]) -> Iterator[Slot]:
         yield from _call_slots(legacy, ("function_call",))
 
 
-clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
+clipped = partial(json_edit.clipped, slots=_slots, weigh=partial(tokens_of, read_item))
 
 
 def _text_slots(message: dict[str, Any]) -> Iterator[Slot]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.gemini_path import WRAPPED
-from proxy.core.apis.items import Weight, digest, weighed_item
+from proxy.core.apis.items import Weight, digest, tokens_of, weighed_item
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -105,7 +105,7 @@ def with_item_list(body: bytes) -> bytes | None:
     return inner.encode()
 
 
-def _item(content: dict[str, Any], count: Count, large: bool) -> Item:
+def _item(content: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
     """Return the item of one content."""
     parts = _parts(content)
     role = _role(content, parts)
@@ -117,7 +117,8 @@ def _item(content: dict[str, Any], count: Count, large: bool) -> Item:
             weight.text += count(to_json(value))
     # The role, too, is made equal: a content without one is the user's.
     unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
-    name, calls, answers = digest(unsigned, large=large), _names(parts, "call"), _names(parts, "result")
+    name = digest(unsigned, large=large) if with_digest else b""
+    calls, answers = _names(parts, "call"), _names(parts, "result")
     return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
 
 
@@ -305,12 +306,7 @@ def _slots(content: Mapping[str, Any]) -> Iterator[Slot]:
             yield from _part_slots(part, ("parts", at))
 
 
-def _tokens(raw: bytes, count: Count) -> int:
-    """Return the tokens of one content's bytes."""
-    return read_item(raw, count).tokens
-
-
-clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
+clipped = partial(json_edit.clipped, slots=_slots, weigh=partial(tokens_of, read_item))
 
 
 def _part_slots(part: Mapping[str, Any], path: Path) -> Iterator[Slot]:

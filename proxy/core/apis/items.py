@@ -53,7 +53,7 @@ class Weight:
         return self.text + self.media + self.sealed
 
 
-def read_item(name: str, read: Callable[[dict[str, Any], Count, bool], Item], raw: bytes, count: Count) -> Item:
+def read_item(name: str, read: Callable[..., Item], raw: bytes, count: Count, *, with_digest: bool = True) -> Item:
     """Return the item of one element's bytes in the list *name*; *read* reads its object, and whether that is large.
 
     Raises ``InvalidRequest`` if it is no object.
@@ -63,7 +63,7 @@ def read_item(name: str, read: Callable[[dict[str, Any], Count, bool], Item], ra
     if not isinstance(value, dict):
         raise InvalidRequest(f"Every element of {name!r} must be an object.")
     try:
-        return read(value, count, large)
+        return read(value, count, large=large, with_digest=with_digest)
     except RecursionError:
         raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
     finally:
@@ -85,15 +85,20 @@ def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple
     return item_role, text
 
 
-def text_item(message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count) -> Item:
+def text_item(
+    message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count, *, with_digest: bool
+) -> Item:
     """Return the item of a *message* that is only *text*; *frame* are the tokens of its role and separators."""
     injected: tuple[Injected, ...] = ()
     if role != "assistant":
         injected = injected_in(text, count)
-    plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
-    if "type" in message:
-        plain["type"] = message["type"]
-    return Item(role, frame + count(text), 0, _digest(plain, large=False), injected=injected)
+    name = b""
+    if with_digest:
+        plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
+        if "type" in message:
+            plain["type"] = message["type"]
+        name = _digest(plain, large=False)
+    return Item(role, frame + count(text), 0, name, injected=injected)
 
 
 def weighed_item(
@@ -127,6 +132,11 @@ def weighed_item(
         sealed=weight.sealed,
         user_tokens=user_tokens,
     )
+
+
+def tokens_of(read_item: Callable[..., Item], raw: bytes, count: Count) -> int:
+    """Return the tokens of an element's bytes, as *read_item* counts them."""
+    return read_item(raw, count, with_digest=False).tokens
 
 
 def plain_user_message(text: str) -> bytes:

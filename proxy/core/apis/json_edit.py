@@ -148,20 +148,21 @@ def clipped(
     clip: Clip,
     count: Count,
     tokens: int,
+    present: int | None = None,
     *,
     slots: Callable[[dict[str, Any]], Iterable[Slot]],
     weigh: Callable[[bytes, Count], int],
 ) -> bytes:
     """Return *raw* cut to about *tokens*, counted by *weigh*, by clipping the longest of its *slots* to one length.
 
-    Every other byte stays as it is.
+    Every other byte stays as it is. *present* are the tokens of *raw* if it was weighed before.
     """
-    raw = with_fewer_parts(raw)
-    source = raw.decode()
-    sized = [(slot, count(slot.text)) for slot in _slots_in(raw, slots)]
-    fixed = weigh(raw, count) - sum(size for _, size in sized)
+    whole, tokens_of_whole = _weighed(raw, present, count, weigh)
+    source = whole.decode()
+    sized = [(slot, count(slot.text)) for slot in _slots_in(whole, slots)]
+    fixed = tokens_of_whole - sum(size for _, size in sized)
     located = locate_slots(source, [slot for slot, _ in sized])
-    room, result = tokens, raw
+    room, result = tokens, whole
     for _ in range(ATTEMPTS):
         cap = common_cap([size for _, size in sized], max(0, room - fixed))
         texts = {slot: clip(slot.text, cap) for slot, size in sized if size > cap}
@@ -172,6 +173,14 @@ def clipped(
         # Escapes, and the mark at each cut, took more than the texts by themselves: aim lower by as much.
         room -= excess
     return result
+
+
+def _weighed(raw: bytes, present: int | None, count: Count, weigh: Callable[[bytes, Count], int]) -> tuple[bytes, int]:
+    """Return *raw* with fewer parts, and its tokens: *present* if they are known and no part was joined."""
+    whole = with_fewer_parts(raw)
+    if present is None or whole is not raw:
+        return whole, weigh(whole, count)
+    return whole, present
 
 
 def _slots_in(raw: bytes, slots: Callable[[dict[str, Any]], Iterable[Slot]]) -> list[Slot]:

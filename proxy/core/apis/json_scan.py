@@ -32,6 +32,9 @@ _GAP = re.compile(rb"[, \t\n\r]+")
 
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_PLAIN_MEMBER = re.compile(r'"([^"\\\x00-\x1f]*+)"[ \t\n\r]*+:[ \t\n\r]*+("[^"\\\x00-\x1f]*+")?')
+"""A key without escapes, and its value if that is a text without any: most members, in half the time of the parser."""
+
 _BEHIND_MEMBER = re.compile(r"[ \t\n\r]*([,}])[ \t\n\r]*")
 _BEHIND_ELEMENT = re.compile(r"[ \t\n\r]*([\],])[ \t\n\r]*")
 _DECODER = json.JSONDecoder(parse_int=len)  # only the end of each value is used
@@ -134,20 +137,31 @@ def _read_members(text: str, at: int, fields: list[Field]) -> int:
     """Append the members of an object to *fields*, the first one at *at*; return the offset behind the object."""
     closing = ""
     while closing != "}":
-        if text[at : at + 1] != '"':
-            raise ValueError(f"a key was expected at character {at}")
-        name, at = _DECODER.raw_decode(text, at)
-        colon = _COLON.match(text, at)
-        if colon is None:
-            raise ValueError(f"':' was expected at character {at}")
-        start = colon.end()
-        end = _value_end(text, start)
-        fields.append(Field(name, start, end))
-        behind = _BEHIND_MEMBER.match(text, end)
+        field = _read_member(text, at)
+        fields.append(field)
+        behind = _BEHIND_MEMBER.match(text, field.end)
         if behind is None:
-            raise ValueError(f"',' was expected at character {end}")
+            raise ValueError(f"',' was expected at character {field.end}")
         closing, at = behind[1], behind.end()
     return at
+
+
+def _read_member(text: str, at: int) -> Field:
+    """Return the member whose key is at *at*."""
+    plain = _PLAIN_MEMBER.match(text, at)
+    if plain is not None:
+        start, end = plain.span(2)
+        if end < 0:
+            start = plain.end()
+            end = _value_end(text, start)
+        return Field(plain[1], start, end)
+    if text[at : at + 1] != '"':
+        raise ValueError(f"a key was expected at character {at}")
+    name, at = _DECODER.raw_decode(text, at)
+    colon = _COLON.match(text, at)
+    if colon is None:
+        raise ValueError(f"':' was expected at character {at}")
+    return Field(name, colon.end(), _value_end(text, colon.end()))
 
 
 def _value_end(text: str, start: int) -> int:

@@ -14,7 +14,16 @@ from typing import Any, Final
 
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list
-from proxy.core.apis.items import PLAIN, Weight, digest, plain_user_message, text_item, text_message, weighed_item
+from proxy.core.apis.items import (
+    PLAIN,
+    Weight,
+    digest,
+    plain_user_message,
+    text_item,
+    text_message,
+    tokens_of,
+    weighed_item,
+)
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -28,7 +37,7 @@ from proxy.core.apis.json_edit import (
 )
 from proxy.core.apis.json_steps import decode, dismantle, is_large
 from proxy.core.conversation import Count, Item, ItemText, Role
-from proxy.core.tokens.counting import prices_of
+from proxy.core.tokens.counting import prices_of, total_tokens
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
 
 API = "messages"
@@ -67,10 +76,10 @@ _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted
 """Members that only the provider can read."""
 
 
-def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
+def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
     """Return the item of one message."""
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
-        return text_item(message, *plain, PER_MESSAGE, count)
+        return text_item(message, *plain, PER_MESSAGE, count, with_digest=with_digest)
     blocks = _blocks(message)
     weight = Weight(PER_MESSAGE)
     calls: list[str] = []
@@ -82,23 +91,11 @@ def _item(message: dict[str, Any], count: Count, large: bool) -> Item:
         elif _is_result(block):
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
-    role, name = _role(message, blocks), digest(message, large=large)
-    return weighed_item(role, weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
+    name = digest(message, large=large) if with_digest else b""
+    return weighed_item(_role(message, blocks), weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
 
 
 read_item = partial(items.read_item, LIST, _item)
-
-
-def _tokens(raw: bytes, count: Count) -> int:
-    """Return the tokens of one message's bytes, without the digest of its item."""
-    message = decode(raw)
-    weight = Weight(PER_MESSAGE)
-    for block in _blocks(message):
-        _weigh(block, weight, count)
-    _weigh_members(message, weight, count)
-    if is_large(raw):
-        dismantle(message)
-    return weight.total
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
@@ -129,8 +126,8 @@ def _weigh(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
     elif kind == "text":
         weight.text += count(_text(block.get("text")))
     elif kind == "tool_use":
-        texts = (block.get("id"), block.get("name"), to_json(block.get("input")))
-        weight.text += PER_CALL + sum(count(_text(text)) for text in texts)
+        texts = (_text(block.get("id")), _text(block.get("name")), to_json(block.get("input")))
+        weight.text += PER_CALL + total_tokens(texts, count)
     elif kind == "tool_result":
         weight.text += PER_CALL + count(_text(block.get("tool_use_id")))
         for part in _blocks(block):
@@ -277,7 +274,7 @@ def _source_slots(source: Mapping[str, Any], path: Path) -> Iterator[Slot]:
     yield from _slots(source, path)
 
 
-clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
+clipped = partial(json_edit.clipped, slots=_slots, weigh=partial(tokens_of, read_item))
 
 
 def _blocks(holder: Any) -> list[dict[str, Any]]:

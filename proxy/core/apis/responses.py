@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
-from proxy.core.apis.items import PLAIN, digest, text_item, text_message
+from proxy.core.apis.items import PLAIN, digest, text_item, text_message, tokens_of
 from proxy.core.apis.json_edit import (
     Slot,
     argument_slots,
@@ -107,10 +107,10 @@ def with_item_list(body: bytes) -> bytes | None:
     return (source[:start] + item + source[end:]).encode()
 
 
-def _item(value: dict[str, Any], count: Count, large: bool) -> Item:
+def _item(value: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
     """Return the item of one element."""
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
-        return text_item(value, *plain, PER_ITEM, count)
+        return text_item(value, *plain, PER_ITEM, count, with_digest=with_digest)
     kind = _kind(value)
     role = _role(value, kind)
     media, guess = _media_tokens(value, kind, prices_of(count))
@@ -128,11 +128,12 @@ def _item(value: dict[str, Any], count: Count, large: bool) -> Item:
         answers = _answers(value)
     else:
         injected = injected_in("\n".join(_words(value)), count)
+    name = digest(value, large=large) if with_digest else b""
     return Item(
         role,
         text + media + opaque,
         media,
-        digest(value, large=large),
+        name,
         calls=calls,
         answers=answers,
         guess=guess + opaque,
@@ -142,13 +143,6 @@ def _item(value: dict[str, Any], count: Count, large: bool) -> Item:
 
 
 read_item = partial(items.read_item, LIST, _item)
-
-
-def _tokens(raw: bytes, count: Count) -> int:
-    """Return the tokens of one element's bytes, without the digest of its item."""
-    value = decode(raw)
-    media, _ = _media_tokens(value, _kind(value), prices_of(count))
-    return PER_ITEM + total_tokens(_counted(value), count) + media + _opaque_tokens(value)
 
 
 def _opaque_tokens(value: dict[str, Any]) -> int:
@@ -299,7 +293,7 @@ def _slots(value: dict[str, Any]) -> Iterator[Slot]:
         yield from _text_slots(value, "output")
 
 
-clipped = partial(json_edit.clipped, slots=_slots, weigh=_tokens)
+clipped = partial(json_edit.clipped, slots=_slots, weigh=partial(tokens_of, read_item))
 
 
 def _text_slots(value: dict[str, Any], key: str) -> Iterator[Slot]:

@@ -295,8 +295,7 @@ def _may_fail(text: str) -> bool:
     """False if no line of *text* reports a failure."""
     if not text.isascii():
         return True
-    folded = text.lower()
-    return any(part in folded for part in _FAILURE_PARTS)
+    return any(map(text.lower().__contains__, _FAILURE_PARTS))
 
 
 def _commands(calls: Sequence[Sequence[Arguments]]) -> Iterator[str]:

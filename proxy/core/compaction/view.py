@@ -134,7 +134,8 @@ def write_texts(
     for index, _ in compaction.minified:
         edits[index] = known.get(index) or _minified(original, index)
     for index, tokens in compaction.clips:
-        edits[index] = original.api.clipped(original.item(index), partial(clip, count=count), count, tokens)
+        item, present = original.item(index), original.items[index].tokens
+        edits[index] = original.api.clipped(item, partial(clip, count=count), count, tokens, present)
     if compaction.placeholders:
         edits |= _placeholder_items(original, compaction, count, tools, known)
     for index, tokens in compaction.truncations:

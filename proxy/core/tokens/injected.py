@@ -67,7 +67,7 @@ class InjectedRules:
             return True
         if "#" in text and self.heading.search(f"\n{text}"):
             return True
-        return any(line in text for line in self.lines)
+        return any(map(text.__contains__, self.lines))
 
     def parts(self, text: str) -> Iterator[tuple[str, int, int]]:
         """Yield region, beginning and end of each injected part of *text*; none overlaps another. Linear in time."""
