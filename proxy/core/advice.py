@@ -6,7 +6,6 @@ Advice never becomes part of an answer. Shares are of the view's input, without 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -88,8 +87,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     index: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """The part that fills most of a view, its ``share`` of the input, and its tokens.
 
     ``tool`` and ``target`` name the call that a tool result answers; both are empty if it is unknown. They are the

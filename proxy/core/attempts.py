@@ -13,8 +13,9 @@ What ``Attempts`` tries next after each refusal, in this order and as far as it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.compaction.schedule import CompactionTarget, LowerOutput, MaxLoss
 from proxy.core.decisions import View
@@ -49,30 +50,26 @@ def plans_in_order(steps: Sequence[str]) -> Iterator[tuple[str, MaxLoss]]:
                 yield REQUESTED, max_loss
 
 
-@dataclass(frozen=True, slots=True)
-class Shrink:
+class Shrink(msgspec.Struct, frozen=True):
     """Try a smaller view than ``view``, which was refused with ``overflow``."""
 
     view: View
     overflow: Overflow
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(msgspec.Struct, frozen=True):
     """Try the fallback called ``model``."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The upstream is at its rate limit or unavailable; ``models`` may answer instead."""
 
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NotNews:
+class NotNews(msgspec.Struct, frozen=True):
     """A reply after a refusal that tells the client nothing new: a failed fallback, or another refusal."""
 
 

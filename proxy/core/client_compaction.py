@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from proxy.core.apis.envelope import EMPTY, TOOLS, Envelope
 from proxy.core.apis.json_steps import decode
@@ -41,8 +42,7 @@ https://developers.openai.com/api/docs/guides/compaction
 _TRIGGER: Final = TRIGGER.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRule:
+class PromptRule(msgspec.Struct, frozen=True):
     """*client* compacts if the system text, or a part of the last user message, begins with *begins*.
 
     ``also`` has to occur in the same part, because the beginning alone has other uses too.

@@ -7,10 +7,10 @@ hold one of its markers, or for requests of its purposes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+import msgspec
 from cachebox import TTLCache
 
 from proxy.core.apis.envelope import Envelope
@@ -40,8 +40,7 @@ MOST_NOTED: Final = 10_000
 NO_MARKERS: Final[Mapping[str, tuple[bytes, ...]]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
+class Continued(msgspec.Struct, frozen=True):
     """One more generation of an answer: the view that was sent, without what was appended, and its reply.
 
     ``head`` are the bytes already read from the reply; ``retries`` and ``overflows`` are those of this generation.

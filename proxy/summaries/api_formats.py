@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 from proxy.core.apis.json_steps import parse
 from proxy.core.apis.usage import read_usage, read_usage_metadata
@@ -22,8 +23,7 @@ REASONING_TOKENS: Final = 4_096
 """Tokens of output, beside the cap, for a model that reasons before it writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True):
     """A model's answer: its text, and the ``usage`` it states. ``cut_short``: it reached the limit of its output."""
 
     text: str
@@ -32,8 +32,7 @@ class ModelAnswer:
     usage: Usage = NO_USAGE
 
 
-@dataclass(frozen=True, slots=True)
-class ApiFormat:
+class ApiFormat(msgspec.Struct, frozen=True):
     """One API: the ``path`` of a call, the name of the list of items, and how bodies and answers are written.
 
     ``build_body`` takes the model, the system text, the user text and the output tokens. ``limits`` takes the model and

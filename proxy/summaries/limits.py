@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.models import Route
@@ -38,8 +39,7 @@ _COUNT_RATIO: Final = 1.5
 """Factor by which another model's count may exceed ours."""
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(msgspec.Struct):
     """One tenant's tokens of the last hour, as far as this process knows.
 
     ``unsaved`` tokens were sent and are not in the store yet. ``read_at`` is the time at which the store's figures were
@@ -158,8 +158,7 @@ class SpendingLimits:
         return account
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryConfig:
+class SummaryConfig(msgspec.Struct, frozen=True):
     """The configuration of summaries.
 
     ``model`` is the configured summariser, empty for the request's own model. Only conversations of the tenants in

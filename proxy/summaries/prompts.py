@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Final
+
+import msgspec
 
 from proxy.core.conversation import Count, ItemText, Role
 from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
@@ -70,8 +71,7 @@ _JOIN: Final = 2
 """Most tokens that the line break between two texts adds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(msgspec.Struct, frozen=True):
     """The texts sent to a summariser. ``version`` (8 bytes) changes with any of them.
 
     *nonce* is a part of the tags around the transcript, so that no text inside can end it.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.conversation import Count, ItemText
 from proxy.core.request import Origin
@@ -40,8 +41,7 @@ _CACHED_MARGIN: Final = 1.1
 """Factor by which the provider's count of a prompt, known from its last usage, may exceed ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A verified text, and the calls and tokens that it took."""
 
     text: str
@@ -215,8 +215,7 @@ class Writer:
         return encode_json(API_FORMATS[summariser.api].build_body(summariser.model, system, text, output))
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct):
     """A summary being written: its text so far, the words it may have, the calls made and the tokens they took."""
 
     request: SummaryRequest

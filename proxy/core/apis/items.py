@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,8 +37,7 @@ _FIGURES = frozenset({int, float, bool})
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-@dataclass(slots=True)
-class Weight:
+class Weight(msgspec.Struct):
     """Tokens of one item, added up part by part; ``sealed`` are those of parts that must not be edited."""
 
     text: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -43,8 +42,7 @@ _FRACTION = re.compile(rb"[\[:,]-?[0-9]+[.eE]")
 """A fraction in a list or an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """A text that may be clipped, with the path to its member and, if that holds JSON as text, the path inside it."""
 
     path: Path
@@ -237,8 +235,7 @@ def _plain_text(part: str) -> tuple[str, str]:
     return kind, text
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
+class _Holder(msgspec.Struct, frozen=True):
     """A member with texts that may be clipped: its span, and its slots with the span of each.
 
     If ``arguments`` is not None, the member holds this JSON as a text, and the spans of the slots are inside that.

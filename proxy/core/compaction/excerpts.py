@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log2
 
@@ -168,8 +167,7 @@ def _share_with_orders(texts: Sequence[str]) -> float:
     return sum([sentence_rank(text) > 0 for text in texts]) / max(1, len(texts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(msgspec.Struct, frozen=True):
     """Sentences of the text ``at`` that are quoted together: their words, each once, and their worth for each token."""
 
     at: int

@@ -9,8 +9,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from proxy.core.apis.json_edit import minified, to_json
 from proxy.core.apis.json_scan import elements
@@ -81,8 +82,7 @@ LEVELS = ((400, 200, True), (160, 60, False), (80, 0, False), (0, 0, False))
 # Tool results, to a number of lines, bytes and tokens.
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateLimits:
+class TruncateLimits(msgspec.Struct, frozen=True):
     """The most lines and bytes that a tool result keeps, and the share of the room it may take when room is short."""
 
     max_lines: int = 2_000
@@ -304,8 +304,7 @@ def shorten(text: str, characters: int) -> str:
 # Many items, to one level.
 
 
-@dataclass(frozen=True, slots=True)
-class Spared:
+class Spared(msgspec.Struct, frozen=True):
     """Indexes of items that are cut after all others: those of ``users``, and results that are ``unread``."""
 
     users: Collection[int]

@@ -19,9 +19,10 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
+
+import msgspec
 
 Size = tuple[int, int]
 
@@ -33,8 +34,7 @@ class ImagePrice(Protocol):
         """Return the tokens of an image of *size* in pixels (None: as many as an image can take) at *detail*."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(msgspec.Struct, frozen=True):
     """*base* tokens for an image and *tile* for each of its 512-pixel tiles, after it is scaled into 2048 x 768."""
 
     base: int
@@ -50,8 +50,7 @@ class Tiles:
         return self.base + self.tile * _squares(width, height, 512)
 
 
-@dataclass(frozen=True, slots=True)
-class Patches:
+class Patches(msgspec.Struct, frozen=True):
     """*multiplier* tokens for each square of *side* pixels, after the image is scaled down to at most *most* squares.
 
     ``original`` is the limit at the detail of that name. Low detail changes nothing: measured models ignored it.
@@ -84,8 +83,7 @@ class Patches:
         return max(1, min(most, scaled))
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(msgspec.Struct, frozen=True):
     """A token for 750 pixels or for each 28-pixel square, whichever is more, up to *most*.
 
     The image is scaled down until no side is longer than *edge*.
@@ -103,8 +101,7 @@ class Area:
         return min(self.most, max(-(-width * height // 750), _squares(width, height, 28)))
 
 
-@dataclass(frozen=True, slots=True)
-class Crops:
+class Crops(msgspec.Struct, frozen=True):
     """*each* for an image up to 384 pixels, else for each crop of two thirds of its shorter side (256 to 768)."""
 
     each: int = 258
@@ -122,8 +119,7 @@ class Crops:
         return self.each * min(self.most, _squares(width, height, unit))
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(msgspec.Struct, frozen=True):
     """The same tokens for every image, by detail alone."""
 
     high: int
@@ -137,8 +133,7 @@ class Flat:
         return self.high
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(msgspec.Struct, frozen=True):
     """The tokens of media. ``name`` is equal for equal prices; ``second`` is of sound, ``page`` of a PDF."""
 
     name: str
