@@ -149,7 +149,7 @@ class Compression(Section):
     soft_mark: Annotated[Share, Field(gt=0)] = Field(default=0.60, description="Preparing may start above this share.")
     low_mark: Annotated[Share, Field(gt=0)] = Field(default=0.40, description="A compaction goes down to this share.")
     low_mark_chats: Annotated[Share, Field(gt=0)] | None = Field(
-        default=None, description="Low mark of conversations without tools. None: 0.50 to 0.70, by the size of a round."
+        default=None, description="Low mark of conversations without tools. None: 0.50 to 0.80, by the size of a round."
     )
     minify: bool = Field(default=True, description="First of all, remove white space from JSON in tool results.")
     lower_output: Literal["last", "first", "never"] = Field(

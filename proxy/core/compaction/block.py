@@ -182,6 +182,9 @@ def _chat_lists(
     known = _shown(folded, [*pins, *excerpts.user_lines(), *excerpts.model_lines()], section)
     digest = digest_of(folded.entries, left, count, known)
     excerpts.choose(left - digest.tokens)
+    # Lines were counted one by one. Joined they take 3 to 6 % less, which is room for more (decision 33).
+    lines = [*(pins or excerpts.user_lines()), *digest.lines(), *excerpts.model_lines()]
+    excerpts.choose(room - count("\n".join([f"- {line}" for line in lines if line])))
     return _Lists(pins or excerpts.user_lines(), digest.lines(), excerpts.model_lines(), [])
 
 

@@ -15,7 +15,8 @@ Levels. The token budget is what the input may use beside the answer. A view is 
 
 The low mark of a conversation without tool results is 50 %: nothing in it can be pruned, and its newest messages hold
 what comes up next (decision 25). If its rounds are small beside the window, so that a dozen of them still fit until the
-next compaction, it keeps more, up to half of the way to the high mark, and its block has that room (decision 29).
+next compaction, it keeps more, up to three quarters of the way to the high mark, and its block has that room
+(decisions 29 and 33).
 
 Above the high mark a compaction is due, and it goes down to the low mark. Above the soft mark a summary is prepared,
 which is done elsewhere. Only above the budget are items clipped: between the high mark and the budget a view loses
@@ -86,6 +87,9 @@ LEAST_SAVED = 1 / 8
 
 ROUNDS_BETWEEN = 12
 """Rounds of a chat that fit between two compactions, if it keeps more than its low mark."""
+
+MOST_EXTRA = 3 / 4
+"""Share of the way from its low mark to the high one that a chat of small rounds keeps beyond the former, at most."""
 
 LowerOutput = Literal["never", "last", "first"]
 """When a request's own output figure may be lowered: after all stages, or before one of them loses anything."""
@@ -264,7 +268,7 @@ class Schedule:
         if self._marks.chat_low is not None or self._budget.price_cap is not None:
             return 0
         mean = layout.sums[boundary] // max(1, bisect_right(layout.boundaries, boundary))
-        return max(0, min(room // 2, room - ROUNDS_BETWEEN * mean))
+        return max(0, min(int(MOST_EXTRA * room), room - ROUNDS_BETWEEN * mean))
 
     # One compaction.
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from msgspec import structs
 
+from proxy.core.compaction.excerpts import MOST_TEXTS
 from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
 from proxy.core.compaction.record import Compaction, placeholder_tokens
 from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
@@ -338,10 +339,19 @@ class Stages:
         most = int(shares.block * room) + extra
         if extra:
             pins = min(int(shares.pins * limit) + extra, self._layout.sums[cut] // 2)
+            most = min(most, self._quotable(cut))
         if allocation is not None:
             most = min(most, allocation.for_block(self._budget.window, fixed))
         text = min(int((shares.digest + shares.steps) * room), self._layout.sums[cut] // 2, most)
         return min(pins + text, most) + BLOCK_FRAME, text
+
+    def _quotable(self, cut: int) -> int:
+        """The tokens that quotes of a chat can fill: half of the newest folded items, from which they are chosen.
+
+        What a larger block would leave unused is for the newest messages (decision 33).
+        """
+        sums = self._layout.sums
+        return (sums[cut] - sums[max(0, cut - 2 * MOST_TEXTS)]) // 2
 
     def _truncatable(self, compaction: Compaction, among: range, least: int) -> dict[int, int]:
         """The text tokens of those results of *among* that may be truncated and are larger than *least*, by index."""

@@ -36,7 +36,7 @@ class Marks:
     soft: float = 0.60
     low: float = 0.40
     chat_low: float | None = None
-    """None: a fifth of the way from ``low`` to ``high`` (decision 25), and more if rounds are small (decision 29)."""
+    """None: a fifth of the way from ``low`` to ``high`` (decision 25), and more if rounds are small (decision 33)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.soft < self.high <= 1:

@@ -228,6 +228,14 @@ def test_quotes_of_a_chat_get_room_of_the_digest() -> None:
     assert of_many <= 200 < of_few
 
 
+def test_quotes_of_a_chat_fill_its_block() -> None:
+    """What the lines take less once they are joined is room for more of them."""
+    texts = [f"On day {at} my friend Number{at} moved to Place{at}, {at} miles from here." for at in range(120)]
+    entries = tuple(ItemText(("user", "assistant")[at % 2], text) for at, text in enumerate(texts))
+    block = render_block(FoldedItems(entries, tuple(texts[::2])), 1_200, 400, count_tokens)
+    assert 0.97 * 1_200 <= count_tokens(block) <= 1_200
+
+
 def test_a_step_in_chinese_says_something() -> None:
     """A sentence without spaces is shortened at a character, not thrown away."""
     entry = ItemText("assistant", "我先检查一下订单的状态然后再决定要不要修改数据库里的记录" * 8)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from proxy.core.compaction.excerpts import MOST_TEXTS
 from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.schedule import CompactionTarget, Schedule
 from proxy.core.compaction.stages import BLOCK_FRAME, CLIP_FLOOR, CompactionRules, EnabledStages
@@ -139,11 +140,11 @@ def test_a_view_that_can_be_brought_under_the_budget_is(items: list[Item], asked
         assert plan.fits(compaction, budget)
 
 
-@pytest.mark.parametrize(("tokens", "kept"), [(30, 0.70), (100, 0.58), (170, 0.50)])
+@pytest.mark.parametrize(("tokens", "kept"), [(30, 0.80), (100, 0.58), (170, 0.50)])
 def test_a_chat_of_small_rounds_keeps_more(tokens: int, kept: float) -> None:
-    """It comes down as far as a dozen rounds take, half of the way at least; its block has the room that it keeps."""
+    """It comes down as far as a dozen rounds take, a quarter of the way at least; its block has the room it keeps."""
     room = FIGURES.baseline - FIGURES.quantised_fixed
-    compaction = compactions_of(chat(200, tokens))[0]
+    compaction = compactions_of(chat(200, tokens))[-1]
     assert kept - 2 * tokens / room <= compaction.view_tokens / room <= kept + 0.01
     assert compaction.block_tokens == pytest.approx(BLOCK_FRAME + (kept - 0.10) * room, abs=0.01 * room)
 
@@ -155,6 +156,15 @@ def test_a_dozen_rounds_pass_until_a_chat_is_compacted_again(tokens: int) -> Non
     boundaries = [each.boundary for each in compactions_of(chat(600, tokens))]
     assert len(boundaries) > 3
     assert min(after - before for before, after in pairwise(boundaries)) >= 2 * 12
+
+
+def test_the_block_of_a_long_chat_leaves_the_room_that_quotes_cannot_fill() -> None:
+    """Sentences are chosen from so many of the newest texts; what older ones leave unused is for whole messages."""
+    figures = replace(FIGURES, window=65_536)
+    compaction = schedule(chat(4_000, 15), figures).newest_compaction(None)
+    assert compaction is not None
+    assert compaction.block_tokens == BLOCK_FRAME + MOST_TEXTS * 15
+    assert compaction.view_tokens / (figures.baseline - figures.quantised_fixed) == pytest.approx(0.80, abs=0.1)
 
 
 @pytest.mark.parametrize(
