@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -60,6 +60,12 @@ _EMPTY_PARTS: Final = frozenset({"text", "thinking", "message", "reasoning", "ou
 
 _PART_TEXTS: Final = ("text", "thinking", "content", "summary", "encrypted_content")
 """Members of such a part that hold its content."""
+
+_GEMINI_OPENING: Final = frozenset({"candidates", "usageMetadata", "modelVersion", "responseId", "createTime"})
+"""Members of an event of Gemini's API that may come before any content; a ``promptFeedback`` is an answer.
+
+https://ai.google.dev/api/generate-content#generatecontentresponse
+"""
 
 LONGEST = 262_144
 """Bytes of the longest event, and of the longest answer that is no stream, that are buffered; errors are shorter."""
@@ -359,12 +365,32 @@ def _is_preamble(value: Any) -> bool:
         return True
     if kind in _OPENINGS:
         return _is_empty_part(value.get(_OPENINGS[kind]))
+    if "usageMetadata" in value or "candidates" in value:
+        return _is_gemini_preamble(value)
     choices = value.get("choices")
     if not isinstance(choices, list) or (value.get("usage") and not choices):
         return False
     deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
     ended = any(choice.get("finish_reason") for choice in choices if isinstance(choice, dict))
     return not ended and all(isinstance(delta, dict) and not _has_content(delta) for delta in deltas)
+
+
+def _is_gemini_preamble(value: Mapping[str, Any]) -> bool:
+    """True if an event of Gemini's API has figures and empty texts only."""
+    candidates = value.get("candidates", [])
+    if not _GEMINI_OPENING.issuperset(value) or not isinstance(candidates, list):
+        return False
+    return all(_is_empty_candidate(candidate) for candidate in candidates)
+
+
+def _is_empty_candidate(candidate: Any) -> bool:
+    """True if a candidate has no text, call or end yet."""
+    if not isinstance(candidate, dict) or candidate.keys() - {"content", "index"}:
+        return False
+    content = candidate.get("content", {})
+    if not isinstance(content, dict):
+        return False
+    return content.get("parts", []) in ([], [{"text": ""}])
 
 
 def _is_empty_part(part: Any) -> bool:

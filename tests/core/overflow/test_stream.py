@@ -50,6 +50,14 @@ EVENTS: dict[str, object] = {
     "full part": {"type": "response.content_part.added", "part": {"type": "output_text", "text": "x"}},
     "no part": {"type": "response.content_part.added", "part": None},
     "choice": {"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": OVERFLOW["error"]}]},
+    "figures": {"usageMetadata": {"promptTokenCount": 1}, "modelVersion": "g"},
+    "empty candidate": {"candidates": [{"index": 0, "content": {"role": "model", "parts": [{"text": ""}]}}]},
+    "candidate": {"candidates": [{"content": {"parts": [{"text": "x"}]}}], "usageMetadata": {}},
+    "ended candidate": {"candidates": [{"finishReason": "STOP"}], "usageMetadata": {}},
+    "candidate's call": {"candidates": [{"content": {"parts": [{"functionCall": {"name": "x"}}]}}]},
+    "no candidate": {"candidates": None, "usageMetadata": {}},
+    "odd candidate": {"candidates": [{"content": "x"}]},
+    "feedback": {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {}},
     "word and error": {"choices": [{"delta": {"content": "x"}, "error": OVERFLOW["error"]}]},
 }
 PACKERS = {"gzip": gzip.compress, "br": brotli.compress, "zstd": zstandard.compress}
@@ -65,6 +73,8 @@ PREAMBLE = {
     "item",
     "reasoning item",
     "part",
+    "figures",
+    "empty candidate",
 }
 LENGTH = {"overflow", "error", "failed", "choice"}
 
