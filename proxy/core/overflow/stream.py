@@ -367,6 +367,11 @@ def _is_preamble(value: Any) -> bool:
         return _is_empty_part(value.get(_OPENINGS[kind]))
     if "usageMetadata" in value or "candidates" in value:
         return _is_gemini_preamble(value)
+    return _is_chat_preamble(value)
+
+
+def _is_chat_preamble(value: Mapping[str, Any]) -> bool:
+    """True if an event of Chat Completions has no more than a role."""
     choices = value.get("choices")
     if not isinstance(choices, list) or (value.get("usage") and not choices):
         return False
