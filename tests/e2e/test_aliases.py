@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer
 from tests.support.chat_client import ChatClient
@@ -28,7 +26,6 @@ BODIES: dict[str, list[bytes]] = {
 }
 
 
-@pytest.mark.slow
 async def test_another_name(stub: StartStub, proxy: StartProxy) -> None:
     """The request goes on under the model's own name, every other byte as it was, with its headers, and fits."""
     server, other = await stub(window=WINDOW), await stub(window=WINDOW)

@@ -6,8 +6,6 @@ import asyncio
 import itertools
 from typing import Any
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_client_compaction import PROMPTS
 from tests.stub import Stub
@@ -73,7 +71,6 @@ async def grow_session(sdk: SdkClient, server: Stub, front: Proxy, api: str, opt
                     return
 
 
-@pytest.mark.slow
 async def test_it_is_answered_from_a_summary_of_nearly_all(stub: StartStub, proxy: StartProxy) -> None:
     """In each API, streamed or not: no model is asked, facts and the user's words are in it, a new chain goes on."""
     server = await stub(window=WINDOW, wording="anthropic")

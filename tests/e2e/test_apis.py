@@ -23,7 +23,6 @@ APIS: Mapping[str, dict[str, Any]] = {"messages": {"wording": "anthropic"}, "res
 
 
 @pytest.mark.parametrize("api", [*APIS, "gemini"])
-@pytest.mark.slow
 async def test_every_situation_is_answered(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """A to F: long chats, agent loops, cold starts, pasted logs, huge results and parallel calls are all answered."""
     server = await stub(window=WINDOW, **APIS.get(api, {}))
@@ -113,7 +112,6 @@ async def web() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.slow
 async def test_an_api_is_passed_recovered_and_refused(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, api: str
 ) -> None:
@@ -174,7 +172,6 @@ async def _refused(server: Stub, url: str, web: httpx.AsyncClient, api: str) -> 
     assert server.chats() == []
 
 
-@pytest.mark.slow
 async def test_counts_keys_and_sessions_of_messages(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """Counts speak of what would be sent, keys go where they are looked for, a session has one name for each tenant."""
     server = await stub(window=WINDOW, counts=True, **APIS["messages"])
@@ -227,7 +224,6 @@ PLACES = [
 """An upstream's path, a client's path, and where it arrives."""
 
 
-@pytest.mark.slow
 async def test_managed_on_every_path_and_with_stored_histories(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:

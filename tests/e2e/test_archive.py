@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_conversations import OTHER, get, thread_once
 from tests.e2e.test_store import frozen
@@ -41,7 +39,6 @@ async def until(front: Proxy, name: str, least: float, **labels: str) -> None:
 ITEMS = "ullage_archive_items_total"
 
 
-@pytest.mark.slow
 async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -89,7 +86,6 @@ async def test_what_left_the_view_can_be_read_from_every_worker_and_replica(
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
 
 
-@pytest.mark.slow
 async def test_a_store_that_hangs_costs_originals_and_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -108,7 +104,6 @@ async def test_a_store_that_hangs_costs_originals_and_no_request(
         await until(front, ITEMS, 1, outcome="failed")
 
 
-@pytest.mark.slow
 async def test_nothing_is_archived_unless_it_is_wanted(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

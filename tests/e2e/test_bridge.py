@@ -6,8 +6,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Answer, Call, Seen, Stub
 from tests.stub.faults import Fault, rate_limited
@@ -57,7 +55,6 @@ async def session(sdk: OpenAIClient, model: str, count: int, *, stream: bool) ->
         history += sdk.results(called, [log(at * 2 + number, 250) for number in range(len(called))])
 
 
-@pytest.mark.slow
 async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: StartProxy) -> None:
     """Parallel tool rounds with a picture reach the provider in its own strict form, whatever was known before."""
     server = await stub(window=WINDOW, wording="anthropic")
@@ -76,7 +73,6 @@ async def test_an_agent_session_crosses_the_window(stub: StartStub, proxy: Start
     await until(lambda: any(seen.verdict == "ok" for seen in server.summaries), 60)  # those go over the bridge, too
 
 
-@pytest.mark.slow
 async def test_errors_and_refusals_reach_clients(stub: StartStub, proxy: StartProxy) -> None:
     """Refusals, unknown members, missing keys: each has its status. Who leaves ends the call. No word is logged."""
     server = await stub(window=WINDOW, wording="anthropic")

@@ -141,7 +141,6 @@ async def test_a_pruned_compaction_fits_by_what_the_provider_counts(factor: floa
         assert verdict.kind == "ok", (more, verdict, plan.report.stages)
 
 
-@pytest.mark.slow
 async def test_reports_and_branches_of_a_running_proxy(stub: StartStub, proxy: StartProxy) -> None:
     """Metrics and the log say whose compaction it was and in which epoch; a title call is another branch."""
     server = await stub(window=WINDOW)

@@ -50,7 +50,6 @@ LIBRARIES = {"langchain": "langchain_openai", "pydantic_ai_responses": "pydantic
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.slow
 async def test_a_library_works_through_windows(stub: StartStub, proxy: StartProxy, tmp_path: Path, agent: str) -> None:
     """Every answer arrives, every tool call is served once, and the upstream never has to refuse."""
     if importlib.util.find_spec(LIBRARIES.get(agent, agent)) is None:

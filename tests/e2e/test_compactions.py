@@ -44,7 +44,6 @@ def sent(server: Stub) -> list[dict[str, Any]]:
     return items
 
 
-@pytest.mark.slow
 async def test_a_compaction_is_answered_where_the_server_has_none(
     stub: StartStub, proxy: StartProxy, tmp_path: Path
 ) -> None:
@@ -146,7 +145,6 @@ async def opened(server: Stub, web: AsyncOpenAI, item: dict[str, Any], says: Cal
     assert says(view[1]["content"][0]["text"])
 
 
-@pytest.mark.slow
 async def test_context_edits_are_done_for_servers_without_them(stub: StartStub, proxy: StartProxy) -> None:
     """The edits reach no server that cannot do them, what they ask for is done, and counts speak of that view."""
     server = await stub(window=200_000, wording="anthropic", counts=True)

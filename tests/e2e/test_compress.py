@@ -65,7 +65,6 @@ async def a_fold(front: Proxy, name: str) -> str:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
 async def test_a_view_is_answered_and_what_left_it_can_be_retrieved(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -129,7 +128,6 @@ async def gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[str]:
 
 
 @pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
-@pytest.mark.slow
 async def test_litellm_compresses_with_this_proxy(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """Its guardrail for compression, pointed here: what is too long for the model arrives whole and fits."""
     server = await stub(window=WINDOW)

@@ -64,7 +64,6 @@ def ageless(record: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "behaviour"), [("background", "honest"), ("background", "failing"), ("inline", "honest")]
 )
-@pytest.mark.slow
 async def test_a_requested_compaction_waits_for_its_summary(
     stub: StartStub, home: Path, proxy: StartProxy, mode: str, behaviour: Behaviour
 ) -> None:
@@ -86,7 +85,6 @@ async def test_a_requested_compaction_waits_for_its_summary(
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
-@pytest.mark.slow
 async def test_other_apis_are_compacted_on_request_as_well(
     stub: StartStub, home: Path, proxy: StartProxy, api: str
 ) -> None:
@@ -115,7 +113,6 @@ async def test_other_apis_are_compacted_on_request_as_well(
             assert (await client.get(path, headers=other)).status_code == 404
 
 
-@pytest.mark.slow
 async def test_no_model_is_called_if_none_may_be(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """With summaries off a compaction asked for is written by rule, without a call."""
     server = await stub(window=WINDOW)
@@ -130,7 +127,6 @@ async def test_no_model_is_called_if_none_may_be(stub: StartStub, home: Path, pr
         assert loop.spent == 0
 
 
-@pytest.mark.slow
 async def test_a_wish_is_known_to_every_replica_and_granted_once(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -156,7 +152,6 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
         assert not (await thread(one, name))["compaction_wished"]
 
 
-@pytest.mark.slow
 async def test_a_conversation_is_shown_alike_everywhere(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -199,7 +194,6 @@ def tried_again(summary: dict[str, Any]) -> bool:
     return summary["state"] == "failed" and (summary["retry_in_seconds"] or 0) > 0
 
 
-@pytest.mark.slow
 async def test_a_failed_summary_and_a_lost_record_are_shown(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

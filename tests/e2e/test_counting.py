@@ -46,7 +46,6 @@ async def drive(
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5, 0.8])
-@pytest.mark.slow
 async def test_another_tokenizer_is_learned(
     stub: StartStub, proxy: StartProxy, record_property: Any, factor: float
 ) -> None:
@@ -63,7 +62,6 @@ async def test_another_tokenizer_is_learned(
     assert factor < 1 or any(headers["x-ullage-outcome"] == "compacted" for headers in told)
 
 
-@pytest.mark.slow
 async def test_usage_of_streams_is_learned_if_it_may_be_requested(stub: StartStub, proxy: StartProxy) -> None:
     """With include_usage a stream's usage is learned from, and its client sees no event that it did not ask for."""
     server = await stub(window=131_072, factor=1.5)
@@ -86,7 +84,6 @@ async def test_usage_of_streams_is_learned_if_it_may_be_requested(stub: StartStu
         assert abs(int(told) / server.chats()[-1].tokens - 1) < 0.02
 
 
-@pytest.mark.slow
 async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) -> None:
     """Usage of three times the truth makes views smaller, never wrong: every request is answered."""
     server = await stub(window=WINDOW, usage_factor=3.0)
@@ -97,7 +94,6 @@ async def test_a_lying_usage_does_no_harm(stub: StartStub, proxy: StartProxy) ->
 
 
 @pytest.mark.parametrize("told", [131_072, None], ids=["window_told", "window_unknown"])
-@pytest.mark.slow
 async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: StartProxy, told: int | None) -> None:
     """A server that cuts the prompt and answers is told in the log, with the remedy once, and cuts nothing more."""
     server = await stub(window=4_096, truncates=True)
@@ -126,7 +122,6 @@ async def test_a_silent_cut_is_reported_and_learned(stub: StartStub, proxy: Star
     ]
 
 
-@pytest.mark.slow
 async def test_gigatoken_counts_the_same_in_a_running_proxy(stub: StartStub, proxy: StartProxy) -> None:
     """With either library every figure and every view is the same; each proxy says which one counted."""
     pytest.importorskip("gigatoken")

@@ -22,7 +22,6 @@ ON: dict[str, Any] = {"deferred_tools": {"enabled": True}}
 
 
 @pytest.mark.parametrize("api", SDK_CLIENTS)
-@pytest.mark.slow
 async def test_a_clients_session_with_too_many_tools_goes_on(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """An SDK finds, calls and goes on with a tool that no window had room for, whole and streamed."""
     server = await stub(window=WINDOW, wording=WORDING[api], alternation=False)

@@ -134,7 +134,6 @@ def test_the_chart_takes_the_application_along() -> None:
     kubernetes_validate.validate(manifests["Deployment"], "1.29", strict=True)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 async def test_litellm_in_front(stub: StartStub, proxy: StartProxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +159,6 @@ async def test_litellm_in_front(stub: StartStub, proxy: StartProxy, monkeypatch:
     assert [seen.verdict for seen in server.chats()] == ["ok"]
 
 
-@pytest.mark.slow
 async def test_litellm_behind(stub: StartStub, proxy: StartProxy) -> None:
     """What LiteLLM's proxy would be sent has its key and its name of the model."""
     server = await stub(window=200_000)
@@ -205,7 +203,6 @@ def test_the_gateways_have_a_master_key() -> None:
 
 
 @pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
-@pytest.mark.slow
 async def test_the_real_gateway_in_front(
     stub: StartStub, proxy: StartProxy, home: Path, keys_of_the_gateway: None
 ) -> None:
@@ -221,7 +218,6 @@ async def test_the_real_gateway_in_front(
 
 
 @pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
-@pytest.mark.slow
 async def test_the_real_gateway_behind(
     stub: StartStub, proxy: StartProxy, home: Path, keys_of_the_gateway: None
 ) -> None:
@@ -331,7 +327,6 @@ async def under_load(balancer: Balancer, failed: list[str]) -> AsyncIterator[lis
     await asyncio.gather(*running, return_exceptions=True)
 
 
-@pytest.mark.slow
 async def test_a_fleet_is_restarted_and_changed_without_a_failed_request(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_store import until_up
 from tests.store.conftest import eventually
@@ -58,7 +56,6 @@ async def compactions(loop: AgentLoop) -> float:
     return sum([total(await metrics(front), "ullage_compactions_total") for front in loop.fronts])
 
 
-@pytest.mark.slow
 async def test_a_sentinel_names_another_master(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A master that hangs is replaced by its replica: every request is answered, and the new one is used."""
     async with watched_master(home) as store, working(stub, proxy, store.url, home) as loop:
@@ -69,7 +66,6 @@ async def test_a_sentinel_names_another_master(stub: StartStub, home: Path, prox
         assert any(":s:" in name for name in keys_of(store.replica) - held), "nothing was written since"
 
 
-@pytest.mark.slow
 async def test_a_cluster_replaces_a_lost_master(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """The node that has the conversation is killed: its replica takes over, and no request is lost or wrong."""
     async with six_nodes(home) as servers:

@@ -29,7 +29,6 @@ def config(own: str, other: str, *steps: Any, told: int = SMALL) -> dict[str, An
     }
 
 
-@pytest.mark.slow
 async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, proxy: StartProxy) -> None:
     """The fallback is asked with its own name and key, and header, log and metrics name it."""
     own, other = await stub(window=SMALL), await stub(window=LARGE)
@@ -53,7 +52,6 @@ async def test_the_bigger_window_takes_what_would_be_clipped(stub: StartStub, pr
     assert [line["fallback"] for line in lines if line["event"] == "proxy.request_done"] == ["", "big"]
 
 
-@pytest.mark.slow
 async def test_a_server_that_fails_is_stood_in_for(stub: StartStub, proxy: StartProxy) -> None:
     """With `fallback_on` a server that is gone costs no request, streaming or not; without it the client is told."""
     other = await stub(window=LARGE)
@@ -71,7 +69,6 @@ async def test_a_server_that_fails_is_stood_in_for(stub: StartStub, proxy: Start
     assert [seen.header("authorization") for seen in other.chats()] == ["Bearer sk-other"] * 2
 
 
-@pytest.mark.slow
 async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: StartProxy) -> None:
     """A fallback at another upstream that has no key of its own gets none, and neither cookie nor organisation."""
     own, other = await stub(window=SMALL), await stub(window=LARGE)
@@ -87,7 +84,6 @@ async def test_a_client_key_stays_with_its_upstream(stub: StartStub, proxy: Star
     assert [seen.header(name) for name in headers] == ["", "", "", "t"]
 
 
-@pytest.mark.slow
 async def test_a_stream_is_rescued_by_the_fallback(stub: StartStub, proxy: StartProxy) -> None:
     """A stream whose model refuses whatever it is sent comes from the fallback, and the client sees no error."""
     own, other = await stub(window=100), await stub(window=LARGE)

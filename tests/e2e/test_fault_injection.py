@@ -346,7 +346,6 @@ async def found_in(lab: Lab, scenario: Scenario, code: CodeType, late: bool) -> 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("api", [*PATHS, "gemini"])
-@pytest.mark.slow
 async def test_a_fault_anywhere_on_its_way_costs_no_request(lab: Lab, api: str, part: int) -> None:
     """Each function that a request calls fails in turn, from the start and once the upstream has answered.
 
@@ -385,7 +384,6 @@ engine.Engine.first_plan = broken
 """Run by the interpreter before the proxy's own code."""
 
 
-@pytest.mark.slow
 async def test_a_fault_is_seen_by_client_and_operator(stub: StartStub, tmp_path: Path) -> None:
     """The outcome names it, the log has type and frames and nothing of the request, a metric counts it."""
     server = await stub(window=200_000)

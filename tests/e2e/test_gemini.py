@@ -68,7 +68,6 @@ async def test_what_fits_passes_byte_for_byte(stub: StartStub, proxy: StartProxy
 
 
 @pytest.mark.parametrize("model", [MODEL, "gemini-3-pro-preview"])
-@pytest.mark.slow
 async def test_what_is_too_long_is_compacted(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, model: str
 ) -> None:
@@ -87,7 +86,6 @@ async def test_what_is_too_long_is_compacted(
         assert isinstance(json.loads(answer.content), list)
 
 
-@pytest.mark.slow
 async def test_an_overflow_is_answered_with_something_smaller(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -103,7 +101,6 @@ async def test_an_overflow_is_answered_with_something_smaller(
         assert answer.headers["x-ullage-outcome"] == "compacted"
 
 
-@pytest.mark.slow
 async def test_refusals_have_the_shape_of_the_api(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """What cannot fit, cannot be read or cannot be answered is an error as Google spells it."""
     server = await stub(window=WINDOW)
@@ -121,7 +118,6 @@ async def test_refusals_have_the_shape_of_the_api(stub: StartStub, proxy: StartP
     assert (await web.post(url_of(front), json=body_of(SHORT))).status_code == 500
 
 
-@pytest.mark.slow
 async def test_models_are_renamed_in_the_path(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """An alias, and a fallback, change the model in the path and nothing else; no model gets another's signature."""
     server = await stub(window=WINDOW, windows={"small": 2048})
@@ -148,7 +144,6 @@ async def test_models_are_renamed_in_the_path(stub: StartStub, proxy: StartProxy
     assert signatures == {gemini.ANY_SIGNATURE}
 
 
-@pytest.mark.slow
 async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartProxy) -> None:
     """It goes on as a header, names the same tenant as one, is in no log, and is not taken twice."""
     server = await stub(window=WINDOW)
@@ -171,7 +166,6 @@ async def test_a_key_in_the_query_is_a_credential(stub: StartStub, proxy: StartP
     assert KEY not in front.log.read_text()
 
 
-@pytest.mark.slow
 async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProxy) -> None:
     """An access key in Google's header or in the query admits, and goes no further."""
     server = await stub(window=WINDOW)
@@ -188,7 +182,6 @@ async def test_access_keys_and_an_upstream_key(stub: StartStub, proxy: StartProx
         assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
-@pytest.mark.slow
 async def test_tokens_are_counted_of_what_would_be_sent(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -210,7 +203,6 @@ async def test_tokens_are_counted_of_what_would_be_sent(
     assert gemini.request_tokens(whole) > WINDOW
 
 
-@pytest.mark.slow
 async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
     """Its chats, streams, counts and errors work as they do without the proxy."""
     server = await stub(window=WINDOW)
@@ -242,7 +234,6 @@ def _plain(history: list[types.Content]) -> list[dict[str, Any]]:
     return [content.model_dump(mode="json", by_alias=True, exclude_none=True) for content in history]
 
 
-@pytest.mark.slow
 async def test_mode_off_passes_the_clients_bytes(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """They go to the model in the path, however long they are."""
     server: Stub = await stub(window=WINDOW)
@@ -288,7 +279,6 @@ SIBLINGS = [
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own key", "client's key"])
-@pytest.mark.slow
 async def test_other_gemini_paths_go_to_the_server_of_their_model(
     stub: StartStub, proxy: StartProxy, own: bool
 ) -> None:
@@ -327,7 +317,6 @@ async def test_an_alias_is_renamed_in_other_gemini_paths(
     assert openai.seen == []
 
 
-@pytest.mark.slow
 async def test_gemini_paths_that_store_are_refused_behind_a_shared_key(stub: StartStub, proxy: StartProxy) -> None:
     """Embeddings and lists pass; files, caches and batches are what others with the same upstream key could read."""
     openai, google = await stub(), await stub()

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_recorded import FILES, Recorded, recorded
@@ -34,7 +33,6 @@ CLAIMS: list[dict[str, Any]] = [
 """What clients say, each with what weighs less beside it."""
 
 
-@pytest.mark.slow
 async def test_who_says_it_and_who_is_believed(stub: StartStub, proxy: StartProxy) -> None:
     """Own header, then clients' headers by trust, then the body; each passes on but ours; tenants share none."""
     server = await stub(window=10**6)
@@ -74,7 +72,6 @@ async def _name(
     return answer.headers["x-ullage-conversation"]
 
 
-@pytest.mark.slow
 async def test_programs_keep_their_name_through_their_own_compaction(stub: StartStub, proxy: StartProxy) -> None:
     """Before, in and after it, and in its title call, a program's session has one name; Codex tells its epoch."""
     server = await stub(window=10**6)

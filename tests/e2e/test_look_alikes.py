@@ -60,7 +60,6 @@ async def passes(front: Proxy, server: Stub, model: str, claim: OverflowClaim, k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow
 async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -> None:
     """What only sounds like an overflow is answered with the provider's error after one call, and teaches no window."""
     server = await stub(window=200_000)
@@ -76,7 +75,6 @@ async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -
 
 @pytest.mark.parametrize("wording", ["openai", "anthropic", "vllm", "llamacpp"])
 @pytest.mark.parametrize("model", [KNOWN, IN_TABLE])
-@pytest.mark.slow
 async def test_a_window_believed_too_large(stub: StartStub, proxy: StartProxy, wording: str, model: str) -> None:
     """An overflow at a hundredth of the believed window is made good, and the next request is not sent twice."""
     server = await stub(window=REAL, wording=wording)
@@ -89,7 +87,6 @@ async def test_a_window_believed_too_large(stub: StartStub, proxy: StartProxy, w
 
 
 @pytest.mark.parametrize(("model", "times"), [(KNOWN, 1), (IN_TABLE, 2), (UNHEARD, 2)])
-@pytest.mark.slow
 async def test_a_sentence_alone(stub: StartStub, proxy: StartProxy, model: str, times: int) -> None:
     """A sentence without code or figure is not believed of a request that is tiny for a window that somebody stated."""
     server = await stub(window=200_000)
@@ -99,7 +96,6 @@ async def test_a_sentence_alone(stub: StartStub, proxy: StartProxy, model: str, 
     assert (answer.status_code, sent) == (400 if times == 1 else 200, times)
 
 
-@pytest.mark.slow
 async def test_a_sentence_after_a_far_larger_request_was_answered(stub: StartStub, proxy: StartProxy) -> None:
     """A sentence is not believed of a request that is tiny beside one that the same route just answered; a code is."""
     server = await stub(window=200_000)
@@ -115,7 +111,6 @@ async def test_a_sentence_after_a_far_larger_request_was_answered(stub: StartStu
         assert (answer.status_code, sent) == (status, times), body
 
 
-@pytest.mark.slow
 async def test_what_two_refusals_of_a_small_request_teach(stub: StartStub, proxy: StartProxy) -> None:
     """Refusals by a sentence that nothing smaller cures leave no window behind, however often they come."""
     server = await stub(window=200_000)

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, Stub, chat, messages, responses
@@ -242,7 +241,6 @@ ODD: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
 PATHS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
 
 
-@pytest.mark.slow
 async def test_odd_bodies(stub: StartStub, proxy: StartProxy) -> None:
     """What fits passes byte for byte, what a strict server takes it takes as a view too, and nothing breaks us."""
     server = await stub(window=10**6)

@@ -101,7 +101,6 @@ OPENINGS = {
 }
 
 
-@pytest.mark.slow
 async def test_an_overflow_far_below_the_believed_window_is_recovered_from(stub: StartStub, proxy: StartProxy) -> None:
     """Whatever the pressure, what opens a 200 stream with an overflow is answered with something smaller."""
     server = await stub(window=TRUE)
@@ -122,7 +121,6 @@ async def test_an_overflow_far_below_the_believed_window_is_recovered_from(stub:
 
 
 @pytest.mark.parametrize("api", PATHS)
-@pytest.mark.slow
 async def test_a_watched_opening_passes_byte_for_byte(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """A small request's stream, and an error that is no overflow, reach the client as the upstream wrote them."""
     server = await stub(window=TRUE)

@@ -43,7 +43,6 @@ def own(answer: httpx.Response) -> dict[str, str]:
     return {k.removeprefix(prefix): v for k, v in answer.headers.items() if k.startswith(prefix)}
 
 
-@pytest.mark.slow
 async def test_headers_say_what_was_done(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """A verbatim, a counted, a compacted, a refused and an off answer each carry the headers that docs/api.md lists."""
     server = await stub(window=WINDOW)
@@ -111,7 +110,6 @@ async def test_health_routes_answer_under_all_their_names(
     assert server.seen == []
 
 
-@pytest.mark.slow
 async def test_every_metric_of_the_guide_is_there_after_traffic(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -165,7 +163,6 @@ async def test_every_metric_of_the_guide_is_there_after_traffic(
     assert total(figures, "ullage_waste_tokens_total", kind="fresh_results") > 4000
 
 
-@pytest.mark.slow
 async def test_a_request_is_one_line_with_the_guides_fields(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -196,7 +193,6 @@ async def test_a_request_is_one_line_with_the_guides_fields(
     assert warnings <= {"proxy.loop_lagged", "conversation.nearly_full"}
 
 
-@pytest.mark.slow
 async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """``ullage serve --config config/ullage.yaml`` runs; flags and variables win over what the file says."""
     server = await stub()
@@ -212,7 +208,6 @@ async def test_the_commented_configuration_starts(stub: StartStub, proxy: StartP
     assert f"listening    http://127.0.0.1:{front.port}/v1" in summary
 
 
-@pytest.mark.slow
 async def test_an_agent_is_seen_in_the_figures(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """One conversation that is compacted once and continued counts one compaction, however many requests follow."""
     server = await stub(window=WINDOW)
@@ -228,7 +223,6 @@ async def test_an_agent_is_seen_in_the_figures(stub: StartStub, proxy: StartProx
     assert total(figures, "ullage_compactions_total") == 1
 
 
-@pytest.mark.slow
 async def test_the_budget_log_has_every_request(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -256,7 +250,6 @@ async def test_the_budget_log_has_every_request(
     assert "CANARY" not in path.read_text() + front.log.read_text()
 
 
-@pytest.mark.slow
 async def test_a_budget_log_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
     """The proxy does not start, and says which setting names what."""
     (tmp_path / "file").write_text("")

@@ -52,7 +52,6 @@ async def outcome(front: Proxy, server: Stub, row: Row) -> str:
 
 
 @pytest.mark.shared("overflow_errors.jsonl")
-@pytest.mark.slow
 async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
     """Of recorded overflows at least 95 % are made good without the client's noticing; of all else nothing is touched.
 
@@ -71,7 +70,6 @@ async def test_recorded_errors(stub: StartStub, proxy: StartProxy) -> None:
     assert touched == {}
 
 
-@pytest.mark.slow
 async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> None:
     """What people posted is made good if it means length, and passed byte for byte if it does not."""
     server = await stub(window=200_000)
@@ -89,7 +87,6 @@ async def test_errors_that_people_met(stub: StartStub, proxy: StartProxy) -> Non
     assert found == {}
 
 
-@pytest.mark.slow
 async def test_a_claim_that_our_count_contradicts(stub: StartStub, proxy: StartProxy) -> None:
     """Where the window is known and the request counted, a claim far beyond it is passed on, unless a code decides."""
     server = await stub(window=8_192)
@@ -100,7 +97,6 @@ async def test_a_claim_that_our_count_contradicts(stub: StartStub, proxy: StartP
         assert sent == times
 
 
-@pytest.mark.slow
 async def test_a_way_of_saying_it_of_ones_own(stub: StartStub, proxy: StartProxy) -> None:
     """An error that Ullage does not know is made good once the configuration names its phrase or code."""
     server = await stub(window=200_000)
@@ -115,7 +111,6 @@ async def test_a_way_of_saying_it_of_ones_own(stub: StartStub, proxy: StartProxy
         assert sent == times, said
 
 
-@pytest.mark.slow
 async def test_a_stop_reason_is_learned_from(stub: StartStub, proxy: StartProxy) -> None:
     """An answer that ran into the window reaches the client as it is, and the next request is fitted below it."""
     server = await stub(window=200_000)

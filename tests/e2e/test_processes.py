@@ -85,7 +85,6 @@ def held_streams(server: Stub, count: int = 1) -> asyncio.Event:
     return go_on
 
 
-@pytest.mark.slow
 async def test_two_workers_serve_and_a_crash_costs_only_its_own_requests(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -138,7 +137,6 @@ async def connected(front: Proxy, method: str, path: str, **more: Any) -> httpx.
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """After SIGTERM a running stream comes whole, readiness is 503, new requests are refused; the exit code is 0."""
     server = await stub()
@@ -163,7 +161,6 @@ async def test_a_drain_lets_a_stream_finish(stub: StartStub, home: Path, proxy: 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_closed_terminal_drains_and_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -198,7 +195,6 @@ async def test_a_closed_terminal_drains_and_leaves_nothing(
     await until_gone(home)
 
 
-@pytest.mark.slow
 async def test_two_workers_take_over_from_one_while_its_connections_wait(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -232,7 +228,6 @@ async def answered(front: Proxy, tries: int = 100) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_running_out_of_descriptors_is_reported_and_survived(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -257,7 +252,6 @@ async def test_running_out_of_descriptors_is_reported_and_survived(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """A second SIGTERM does not wait for a running stream, and nothing is left over."""
     server = await stub()
@@ -281,7 +275,6 @@ async def test_a_second_signal_ends_at_once(stub: StartStub, home: Path, proxy: 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_signals_to_the_last_moment(stub: StartStub, proxy: StartProxy, count: int) -> None:
     """However many signals come until the process is gone, it ends by itself, with the exit code of a clean end."""
     server = await stub()
@@ -295,7 +288,6 @@ async def test_signals_to_the_last_moment(stub: StartStub, proxy: StartProxy, co
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_signal_during_the_start_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -311,7 +303,6 @@ async def test_a_signal_during_the_start_leaves_nothing(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_killed_proxy_leaves_nothing_in_the_way_of_the_next(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -328,7 +319,6 @@ async def test_a_killed_proxy_leaves_nothing_in_the_way_of_the_next(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("wrong", ["port", "store", "host"])
-@pytest.mark.slow
 async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
     stub: StartStub, home: Path, proxy: StartProxy, count: int, wrong: str
 ) -> None:
@@ -355,7 +345,6 @@ async def test_a_start_that_fails_says_why_once_and_leaves_nothing(
     await until_gone(home)
 
 
-@pytest.mark.slow
 async def test_the_real_client_meets_a_restart_without_an_error(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A client that keeps its connections open is answered again after the proxy was replaced."""
     server = await stub()

@@ -24,7 +24,6 @@ ON: dict[str, Any] = {"recall": {"enabled": True}}
 
 
 @pytest.mark.parametrize("api", SDK_CLIENTS)
-@pytest.mark.slow
 async def test_a_clients_session_goes_on_over_recalls(stub: StartStub, proxy: StartProxy, api: str) -> None:
     """An SDK gets whole and streamed answers without a trace of the tool, and its next turns are valid and found."""
     server = await stub(window=WINDOW, wording=WORDING[api], alternation=False)

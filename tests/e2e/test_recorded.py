@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.record_clients import FOLDER, HOPS, is_compaction
@@ -78,7 +77,6 @@ def test_there_is_something_of_every_client() -> None:
     assert sum(file.stat().st_size for file in FILES) < 1_000_000
 
 
-@pytest.mark.slow
 async def test_recorded_requests(stub: StartStub, proxy: StartProxy) -> None:
     """Bounded or counted, what fits arrives as it was sent, headers and all; what does not is a valid view."""
     server = await stub(window=ENDLESS)
@@ -141,7 +139,6 @@ async def _too_small(where: str, request: Recorded, server: Stub, front: Proxy, 
         assert answer.headers["x-ullage-outcome"] == "compacted", where
 
 
-@pytest.mark.slow
 async def test_recorded_compactions_are_known(stub: StartStub, proxy: StartProxy) -> None:
     """Each program's own compaction is known for what it is, and nothing else is taken for one."""
     server = await stub(window=ENDLESS)

@@ -33,7 +33,6 @@ def fitting_request(messages: list[dict[str, Any]], **more: Any) -> dict[str, An
 
 @pytest.mark.parametrize("messages", [CHAT, AGENT], ids=["chat", "agent"])
 @pytest.mark.parametrize("how", ["whole", "stream", "inside_200"])
-@pytest.mark.slow
 async def test_an_overflow_is_recovered_from(
     stub: StartStub, proxy: StartProxy, how: str, messages: list[dict[str, Any]]
 ) -> None:
@@ -61,7 +60,6 @@ async def test_an_overflow_is_recovered_from(
         assert pair_violations(second.messages) == []
 
 
-@pytest.mark.slow
 async def test_what_was_learned_holds_for_the_next_request(stub: StartStub, proxy: StartProxy) -> None:
     """After one overflow the conversation and the caller's others are fitted ahead, at the true window."""
     server = await stub(window=TRUE)
@@ -72,7 +70,6 @@ async def test_what_was_learned_holds_for_the_next_request(stub: StartStub, prox
     assert [seen.verdict for seen in server.chats()] == ["overflow", "ok", "ok", "ok"]
 
 
-@pytest.mark.slow
 async def test_an_unknown_window_is_learned_from_the_first_overflow(stub: StartStub, proxy: StartProxy) -> None:
     """Of a model whose window nobody knows nothing is compressed ahead, until an overflow states it."""
     server = await stub()
@@ -92,7 +89,6 @@ async def test_an_unknown_window_is_learned_from_the_first_overflow(stub: StartS
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["status", "inside_200"])
-@pytest.mark.slow
 async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
     stub: StartStub, proxy: StartProxy, inside: bool
 ) -> None:
@@ -117,7 +113,6 @@ async def test_after_two_failed_retries_the_first_error_is_passed_verbatim(
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-@pytest.mark.slow
 async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: StartStub, proxy: StartProxy) -> None:
     """What is no overflow reaches the client as it came, once."""
     server = await stub(window=TOLD)
@@ -134,7 +129,6 @@ async def test_every_other_error_is_passed_verbatim_and_never_retried(stub: Star
             assert len(server.chats()) == 1, status
 
 
-@pytest.mark.slow
 async def test_off_and_observe_pass_the_overflow_on(stub: StartStub, proxy: StartProxy) -> None:
     """A caller that asked for no change gets none, not even after an overflow."""
     server = await stub(window=TRUE)
@@ -166,7 +160,6 @@ DONE = b"data: [DONE]\n\n"
         pytest.param(FULL + USAGE % (TRUE - 100, 100, TRUE) + DONE, id="a_stop_reason_and_usage"),
     ],
 )
-@pytest.mark.slow
 async def test_an_overflow_after_content_passes_and_teaches(stub: StartStub, proxy: StartProxy, ending: bytes) -> None:
     """What the client has begun to read is passed on to its end, once; the next request fits ahead."""
     server = await stub(window=TRUE)

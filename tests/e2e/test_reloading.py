@@ -43,7 +43,6 @@ def longest(server: Stub) -> list[dict[str, Any]]:
     return max(views, key=len)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_running_proxy_changes_without_a_failed_request(
     stub: StartStub, home: Path, proxy: StartProxy, workers: int

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from openai import AsyncOpenAI
 
 from tests.conftest import StartProxy, StartStub
@@ -37,7 +36,6 @@ def turns(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             piece = []
 
 
-@pytest.mark.slow
 async def test_a_conversation_over_a_socket_stays_inside_its_window(stub: StartStub, proxy: StartProxy) -> None:
     """Only new items are sent to the proxy; what reaches the upstream is whole, fits, and is compacted when it must."""
     server = await stub(window=WINDOW)
@@ -59,7 +57,6 @@ async def test_a_conversation_over_a_socket_stays_inside_its_window(stub: StartS
     assert {seen.verdict for seen in server.seen} == {"ok"}
 
 
-@pytest.mark.slow
 async def test_a_window_that_is_smaller_than_believed_is_found_over_a_socket(
     stub: StartStub, proxy: StartProxy
 ) -> None:

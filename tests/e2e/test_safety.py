@@ -51,7 +51,6 @@ def long_chat(canary: str) -> list[dict[str, Any]]:
     return [{**message, "content": f"{canary} {message['content']}"} for message in turns]
 
 
-@pytest.mark.slow
 async def test_who_gets_in_and_what_goes_on(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """Only an access key opens a shared proxy, in either header; the upstream gets its own key and no other."""
     server = await stub()
@@ -81,7 +80,6 @@ async def test_who_gets_in_and_what_goes_on(stub: StartStub, proxy: StartProxy, 
     assert (await web.get(f"{front.url}/files", headers={"x-api-key": ACCESS})).status_code == 403
 
 
-@pytest.mark.slow
 async def test_no_secret_and_no_content_in_any_answer_header_or_log(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -149,7 +147,6 @@ async def test_no_secret_and_no_content_in_any_answer_header_or_log(
     assert not [line for line in own if "CANARY" in line]
 
 
-@pytest.mark.slow
 async def test_what_is_stored_can_be_read_by_nobody_else(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -171,7 +168,6 @@ def _files(folder: str) -> list[Path]:
     return [file for file in Path(folder).rglob("*") if file.is_file()]
 
 
-@pytest.mark.slow
 async def test_a_redirect_is_not_followed(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """A redirect reaches the client; the host it names gets neither the request nor the key."""
     server, thief = await stub(), await stub()
@@ -186,7 +182,6 @@ async def test_a_redirect_is_not_followed(stub: StartStub, proxy: StartProxy, we
     assert thief.seen == []
 
 
-@pytest.mark.slow
 async def test_a_path_cannot_carry_the_key_to_another_host(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -225,7 +220,6 @@ async def test_web_pages_of_others_are_refused(stub: StartStub, proxy: StartProx
     assert answer.headers["access-control-allow-origin"] == "https://chat.example.org"
 
 
-@pytest.mark.slow
 async def test_an_open_address_with_a_key_is_refused(stub: StartStub, proxy: StartProxy) -> None:
     """serve will not offer an upstream's key to whoever reaches the address, unless it is told to."""
     server = await stub()
@@ -238,7 +232,6 @@ async def test_an_open_address_with_a_key_is_refused(stub: StartStub, proxy: Sta
     assert "anybody who reaches the address" in front.log.read_text()
 
 
-@pytest.mark.slow
 async def test_callers_share_nothing(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """One caller's cookies never reach another, and the same conversation of two callers has two names."""
     server = await stub(window=WINDOW)
@@ -261,7 +254,6 @@ async def test_callers_share_nothing(stub: StartStub, proxy: StartProxy, web: ht
     assert names[0] == names[2] != names[1]
 
 
-@pytest.mark.slow
 async def test_one_callers_flood_does_not_stop_another(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -284,7 +276,6 @@ async def test_one_callers_flood_does_not_stop_another(
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes through /proc")
-@pytest.mark.slow
 async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: StartProxy) -> None:
     """No process of the proxy carries a key in its command line: neither parent nor workers."""
     server = await stub()
@@ -294,7 +285,6 @@ async def test_secrets_do_not_show_in_the_process_list(stub: StartStub, proxy: S
     assert not [command for command in shown if "CANARY" in command]
 
 
-@pytest.mark.slow
 async def test_endless_heads_take_no_memory_and_are_counted(proxy: StartProxy) -> None:
     """Heads without an end are refused before they cost what they send; the metrics tell how many."""
     front = await proxy("http://127.0.0.1:9/v1")
@@ -325,7 +315,6 @@ def resident(pid: int) -> float:
     return int(re.findall(r"^VmRSS:\s+(\d+)", status, re.MULTILINE)[0]) / 1024
 
 
-@pytest.mark.slow
 async def test_a_small_bomb_is_refused_and_costs_nobody_else(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:

@@ -129,7 +129,6 @@ async def bench(proxy: StartProxy) -> AsyncIterator[Bench]:
         yield Bench(stage, web)
 
 
-@pytest.mark.slow
 @given(
     api=st.sampled_from(list(PATHS)),
     rounds=st.sampled_from([2, 6, 16]),

@@ -71,7 +71,6 @@ def report(note: Note, letter: str, ledger: CacheTally, overflows: int) -> None:
     note(f"{letter}_repeated_prefix", round(ledger.share, 3))
 
 
-@pytest.mark.slow
 async def test_a_chat_of_forty_turns(stub: StartStub, proxy: StartProxy, record_property: Note) -> None:
     """A: a chat that grows to three times the window is answered at every turn, and starts untouched."""
     server, front = await begin(stub, proxy)
@@ -87,7 +86,6 @@ async def test_a_chat_of_forty_turns(stub: StartStub, proxy: StartProxy, record_
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["b_whole", "h_streaming"])
-@pytest.mark.slow
 async def test_an_agent_loop_of_forty_rounds(
     stub: StartStub, proxy: StartProxy, record_property: Note, stream: bool
 ) -> None:
@@ -102,7 +100,6 @@ async def test_an_agent_loop_of_forty_rounds(
 
 
 @pytest.mark.parametrize("kind", ["chat", "agent"])
-@pytest.mark.slow
 async def test_a_first_request_of_three_windows(
     stub: StartStub, proxy: StartProxy, record_property: Note, kind: str
 ) -> None:
@@ -118,7 +115,6 @@ async def test_a_first_request_of_three_windows(
         report(record_property, f"C_{kind}", talk.ledger, talk.overflows)
 
 
-@pytest.mark.slow
 async def test_a_pasted_message_of_two_windows(stub: StartStub, proxy: StartProxy, record_property: Note) -> None:
     """D: one user message of twice the window is answered, with both its ends kept."""
     server, front = await begin(stub, proxy)
@@ -130,7 +126,6 @@ async def test_a_pasted_message_of_two_windows(stub: StartStub, proxy: StartProx
         report(record_property, "D", talk.ledger, talk.overflows)
 
 
-@pytest.mark.slow
 async def test_a_tool_result_of_two_windows(stub: StartStub, proxy: StartProxy, record_property: Note) -> None:
     """E: a newest tool result of twice the window is answered, and still answers its call."""
     server, front = await begin(stub, proxy)
@@ -145,7 +140,6 @@ async def test_a_tool_result_of_two_windows(stub: StartStub, proxy: StartProxy, 
         report(record_property, "E", talk.ledger, talk.overflows)
 
 
-@pytest.mark.slow
 async def test_parallel_calls_in_every_round(stub: StartStub, proxy: StartProxy, record_property: Note) -> None:
     """F: eight parallel calls in each of twelve rounds are answered, and no call loses its result."""
     server, front = await begin(stub, proxy)
@@ -163,7 +157,6 @@ def wordy_tools(tools: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.slow
 async def test_tools_larger_than_the_window(stub: StartStub, proxy: StartProxy, record_property: Note) -> None:
     """G: a tools array above the window is answered with every name and required parameter still there."""
     server, front = await begin(stub, proxy)
@@ -179,7 +172,6 @@ async def test_tools_larger_than_the_window(stub: StartStub, proxy: StartProxy, 
     assert sent[0] == sent[1], "the same tools must be cut the same way on every call"
 
 
-@pytest.mark.slow
 async def test_tools_that_cannot_be_cut(stub: StartStub, proxy: StartProxy) -> None:
     """G: where names and required parameters alone exceed the window, the client gets a clear 400 of OpenAI's shape."""
     server, front = await begin(stub, proxy)

@@ -96,7 +96,6 @@ def grows(talk: ChatClient, before: int = -2, after: int = -1) -> bool:
 
 
 @pytest.mark.parametrize("ended", ["stopped", "killed", "wiped"])
-@pytest.mark.slow
 async def test_a_restart_changes_no_byte_of_what_was_sent_before(
     stub: StartStub, home: Path, proxy: StartProxy, ended: str
 ) -> None:
@@ -122,7 +121,6 @@ async def test_a_restart_changes_no_byte_of_what_was_sent_before(
         assert talk.overflows == 0
 
 
-@pytest.mark.slow
 async def test_a_new_master_key_changes_no_byte_of_what_was_sent_before(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -149,7 +147,6 @@ async def test_a_new_master_key_changes_no_byte_of_what_was_sent_before(
         assert not [line for line in log_lines(front) if line["event"] == "store.integrity"]
 
 
-@pytest.mark.slow
 async def test_a_data_directory_that_is_deleted_costs_no_request(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -179,7 +176,6 @@ def garble(path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_damaged_data_costs_a_recomputation_and_nothing_else(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -211,7 +207,6 @@ def _embedded_stores(home: Path) -> list[Path]:
     return list(home.rglob("store.db"))
 
 
-@pytest.mark.slow
 async def test_two_proxies_on_one_redis_send_the_same_bytes(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -245,7 +240,6 @@ def _made(path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 async def test_the_view_survives_both_proxies_of_a_redis(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -299,7 +293,6 @@ MENDED = {
 
 
 @pytest.mark.parametrize("spoil", [frozen, dead, full, lost, replica, forbidden, alone])
-@pytest.mark.slow
 async def test_a_broken_store_costs_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, spoil: Callable[[Valkey], None]
 ) -> None:
@@ -351,7 +344,6 @@ async def test_a_store_that_is_down_at_the_start_is_used_when_it_comes(
 
 
 @pytest.mark.parametrize("count", ["1", "2"])
-@pytest.mark.slow
 async def test_a_store_that_is_too_old_is_refused_at_the_start(stub: StartStub, proxy: StartProxy, count: str) -> None:
     """In front of Redis 6.2 the proxy does not start, and says which version it found and which it needs."""
     server = await stub(window=WINDOW)
@@ -364,7 +356,6 @@ async def test_a_store_that_is_too_old_is_refused_at_the_start(stub: StartStub, 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_memory_is_enough(stub: StartStub, home: Path, proxy: StartProxy, count: int) -> None:
     """Without a store a conversation is kept inside its window all the same; several workers warn of it."""
     async with chatting(stub) as (server, talk):
@@ -378,7 +369,6 @@ async def test_memory_is_enough(stub: StartStub, home: Path, proxy: StartProxy, 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -403,7 +393,6 @@ async def test_a_data_directory_that_cannot_be_used_is_memory_with_a_warning(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.slow
 async def test_a_damaged_key_file_does_not_stop_the_proxy(
     stub: StartStub, home: Path, proxy: StartProxy, count: int
 ) -> None:
@@ -420,7 +409,6 @@ async def test_a_damaged_key_file_does_not_stop_the_proxy(
     assert not processes_below(home)
 
 
-@pytest.mark.slow
 async def test_two_proxies_of_one_data_directory_share_its_store(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:

@@ -23,7 +23,6 @@ CONSTRAINTS = tuple(
 )
 
 
-@pytest.mark.slow
 async def test_two_replicas_write_one_summary_for_each_event(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, record_property: Any
 ) -> None:
@@ -56,7 +55,6 @@ async def test_two_replicas_write_one_summary_for_each_event(
         assert total(figures[0], "ullage_summary_tokens_total", tenant=client["tenant"]) > 0
 
 
-@pytest.mark.slow
 async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """The summariser is asked with the caller's key and model, without tools, and the key is in no log."""
     server = await stub(window=WINDOW)
@@ -77,7 +75,6 @@ async def test_a_call_goes_out_with_the_requests_own_key(stub: StartStub, home: 
     assert "Note 1" not in front.log.read_text()
 
 
-@pytest.mark.slow
 async def test_a_killed_holder_holds_nobody_up(stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey) -> None:
     """The replica that writes is killed in the middle: the other answers every request, over the next events."""
     server = await stub(window=WINDOW)
@@ -112,7 +109,6 @@ async def _holder(fronts: Sequence[Proxy]) -> Proxy:
 
 
 @pytest.mark.parametrize("spoil", [frozen, full, lost])
-@pytest.mark.slow
 async def test_a_broken_store_costs_no_request(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey, spoil: Callable[[Valkey], None]
 ) -> None:
@@ -129,7 +125,6 @@ async def test_a_broken_store_costs_no_request(
             assert failed == []
 
 
-@pytest.mark.slow
 async def test_a_restart_of_everything_changes_no_view(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -154,7 +149,6 @@ async def test_a_restart_of_everything_changes_no_view(
         assert len(server.summaries) == calls
 
 
-@pytest.mark.slow
 async def test_what_is_being_written_is_finished_on_drain(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:
@@ -172,7 +166,6 @@ async def test_what_is_being_written_is_finished_on_drain(
 
 
 @pytest.mark.parametrize("behaviour", ["honest", "lossy", "hostile", "empty", "hanging"])
-@pytest.mark.slow
 async def test_constraints_survive_and_nobody_is_commanded(
     stub: StartStub, home: Path, proxy: StartProxy, behaviour: Behaviour, record_property: Any
 ) -> None:
@@ -205,7 +198,6 @@ async def test_constraints_survive_and_nobody_is_commanded(
         _end_at_once([front])
 
 
-@pytest.mark.slow
 async def test_off_asks_nobody(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """With ``mode: off`` a conversation is compacted and no model is ever asked."""
     server = await stub(window=WINDOW)
@@ -217,7 +209,6 @@ async def test_off_asks_nobody(stub: StartStub, home: Path, proxy: StartProxy) -
     assert "no model is called" in front.log.read_text()
 
 
-@pytest.mark.slow
 async def test_inline_a_compaction_waits_for_its_summary(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """With ``mode: inline`` the very first compaction has its summary, written for just its prefix."""
     server = await stub(window=WINDOW)
@@ -232,7 +223,6 @@ async def test_inline_a_compaction_waits_for_its_summary(stub: StartStub, home: 
         assert loop.spent > 0
 
 
-@pytest.mark.slow
 async def test_inline_a_hanging_summariser_costs_its_timeout_and_no_more(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:
@@ -249,7 +239,6 @@ async def test_inline_a_hanging_summariser_costs_its_timeout_and_no_more(
 
 
 @pytest.mark.parametrize("key", ["sk-ant-oat01-abc", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"])
-@pytest.mark.slow
 async def test_subscription_tokens_are_not_used(stub: StartStub, home: Path, proxy: StartProxy, key: str) -> None:
     """With an OAuth or subscription token no model is asked for a summary, and the reason is counted."""
     server = await stub(window=WINDOW)
@@ -260,7 +249,6 @@ async def test_subscription_tokens_are_not_used(stub: StartStub, home: Path, pro
     assert server.summaries == []
 
 
-@pytest.mark.slow
 async def test_another_model_on_another_upstream_writes_for_those_who_may(
     stub: StartStub, home: Path, proxy: StartProxy
 ) -> None:

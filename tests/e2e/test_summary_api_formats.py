@@ -20,7 +20,6 @@ def answered(server: Stub) -> list[Seen]:
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
-@pytest.mark.slow
 async def test_every_api_has_its_summaries(stub: StartStub, home: Path, proxy: StartProxy, api: str) -> None:
     """Over Messages and Responses a summary is asked for on the same API with the caller's key, and used."""
     server = await stub(window=WINDOW)
@@ -40,7 +39,6 @@ async def test_every_api_has_its_summaries(stub: StartStub, home: Path, proxy: S
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses", "gemini"])
-@pytest.mark.slow
 async def test_only_what_was_requested_and_checked_stands_in_the_block(
     stub: StartStub, home: Path, proxy: StartProxy, api: str
 ) -> None:
@@ -84,7 +82,6 @@ async def test_only_what_was_requested_and_checked_stands_in_the_block(
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
-@pytest.mark.slow
 async def test_a_warm_prompt_is_sent_again(stub: StartStub, home: Path, proxy: StartProxy, api: str) -> None:
     """In the aligned mode a summary's prompt begins as the request's own did: the provider has most of it cached."""
     server = await stub(window=WINDOW)
@@ -106,7 +103,6 @@ async def test_a_warm_prompt_is_sent_again(stub: StartStub, home: Path, proxy: S
         assert seen.cached > 0.8 * seen.tokens
 
 
-@pytest.mark.slow
 async def test_a_summariser_is_found_by_its_alias(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A configured alias is asked as the model it stands for, with its headers, on its own deployment's path."""
     server = await stub(window=32768)
@@ -134,7 +130,6 @@ async def test_a_summariser_is_found_by_its_alias(stub: StartStub, home: Path, p
     assert {seen.path for seen in server.chats()} == {"/openai/deployments/gpt-4o-mini/chat/completions"}
 
 
-@pytest.mark.slow
 async def test_the_models_own_headers_go_with_its_summaries(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """Where the request's own model writes, what is configured for it goes along, under the name it was asked by."""
     server = await stub(window=WINDOW)

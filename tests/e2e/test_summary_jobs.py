@@ -6,8 +6,6 @@ import asyncio
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.store.conftest import Valkey, eventually
 from tests.support.agent_loop import WINDOW, AgentLoop, replicas
@@ -15,7 +13,6 @@ from tests.support.process_inspection import metrics, request_lines, total
 from tests.support.proxy_process import until
 
 
-@pytest.mark.slow
 async def test_a_client_that_leaves_takes_no_summary_along(stub: StartStub, home: Path, proxy: StartProxy) -> None:
     """A client that hangs up while its compaction waits has its summary finished, and used when it asks again."""
     server = await stub(window=WINDOW)
@@ -37,7 +34,6 @@ async def test_a_client_that_leaves_takes_no_summary_along(stub: StartStub, home
         assert total(await metrics(front), "ullage_summaries_total", outcome="written") == 1
 
 
-@pytest.mark.slow
 async def test_a_drain_gives_back_what_it_cannot_finish(
     stub: StartStub, home: Path, proxy: StartProxy, remote: Valkey
 ) -> None:

@@ -52,7 +52,6 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@pytest.mark.slow
 async def test_a_collector_gets_the_spans(stub: StartStub, proxy: StartProxy, receiver: Receiver) -> None:
     """The standard variables name collector, service and headers; the trace of the client goes on to the upstream."""
     server = await stub(window=8192)
@@ -89,7 +88,6 @@ async def test_a_collector_gets_the_spans(stub: StartStub, proxy: StartProxy, re
     assert b"CANARY" not in b"".join(receiver.bodies)
 
 
-@pytest.mark.slow
 async def test_a_collector_that_is_gone_costs_nothing(stub: StartStub, proxy: StartProxy) -> None:
     """Requests are answered, and the process ends in time."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_SCHEDULE_DELAY": "100"}

@@ -27,7 +27,6 @@ AT_ONCE = 3
 RETRIES = 2
 pytestmark = [
     pytest.mark.shared("transcripts"),
-    pytest.mark.slow,
     pytest.mark.timeout(3600 if os.environ.get(FULL) else 600),
 ]
 
@@ -126,7 +125,6 @@ async def replayed(
 
 
 @pytest.mark.parametrize("share", [0.50, 0.25])
-@pytest.mark.slow
 async def test_every_conversation_is_answered(
     stub: StartStub,
     proxy: StartProxy,
@@ -147,7 +145,6 @@ async def test_every_conversation_is_answered(
     assert replay.ledger.compacted > 0
 
 
-@pytest.mark.slow
 async def test_impossible_windows_are_refused_before_the_upstream(
     stub: StartStub, proxy: StartProxy, recordings: list[RecordedConversation]
 ) -> None:

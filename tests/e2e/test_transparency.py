@@ -63,7 +63,6 @@ async def post(
 
 
 @pytest.mark.shared("transcripts")
-@pytest.mark.slow
 async def test_recorded_conversations_that_fit_leave_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -83,7 +82,6 @@ async def test_recorded_conversations_that_fit_leave_byte_for_byte(
 
 
 @pytest.mark.parametrize("size", ["small", "counted"])
-@pytest.mark.slow
 async def test_odd_bodies_leave_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, size: str
 ) -> None:
@@ -99,7 +97,6 @@ async def test_odd_bodies_leave_byte_for_byte(
         assert size == "small" or not answer.headers["x-ullage-tokens"].startswith("<"), label
 
 
-@pytest.mark.slow
 async def test_a_body_that_is_no_chat_request_is_refused_readably_or_passed(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -114,7 +111,6 @@ async def test_a_body_that_is_no_chat_request_is_refused_readably_or_passed(
         assert [seen.body for seen in server.seen] in ([], [body])
 
 
-@pytest.mark.slow
 async def test_a_repeated_key_that_decides_is_refused(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -128,7 +124,6 @@ async def test_a_repeated_key_that_decides_is_refused(
     assert server.seen == []
 
 
-@pytest.mark.slow
 async def test_headers_go_both_ways(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """End-to-end headers pass in both directions; hop-by-hop ones and the proxy's own do not."""
     server = await stub()
@@ -150,7 +145,6 @@ async def test_headers_go_both_ways(stub: StartStub, proxy: StartProxy, web: htt
     assert arrived.keys() - sent.keys() == {"host", "content-length", "content-type"}
 
 
-@pytest.mark.slow
 async def test_every_route_passes_with_and_without_its_prefix(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -175,7 +169,6 @@ async def test_every_route_passes_with_and_without_its_prefix(
             assert seen.body == sent
 
 
-@pytest.mark.slow
 async def test_the_real_client_uses_other_routes(stub: StartStub, proxy: StartProxy) -> None:
     """Models, embeddings and file uploads work through the real client, their bytes unchanged."""
     server = await stub()
@@ -191,7 +184,6 @@ async def test_the_real_client_uses_other_routes(stub: StartStub, proxy: StartPr
         assert server.seen[-1].header("content-type").startswith("multipart/form-data")
 
 
-@pytest.mark.slow
 async def test_a_large_upload_streams(stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient) -> None:
     """An upload far larger than any limit of managed bodies passes without being held in memory."""
     server = await stub()
@@ -229,7 +221,6 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["small", "watched"])
-@pytest.mark.slow
 async def test_streams_pass_byte_for_byte(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, held: bool
 ) -> None:
@@ -247,7 +238,6 @@ async def test_streams_pass_byte_for_byte(
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["small", "watched"])
-@pytest.mark.slow
 async def test_a_chunk_is_seen_before_the_next_is_sent(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient, held: bool
 ) -> None:
@@ -278,7 +268,6 @@ LEAVING: dict[str, tuple[bool, Fault, int]] = {
 }
 
 
-@pytest.mark.slow
 async def test_a_client_that_leaves_ends_the_upstream_call(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -302,7 +291,6 @@ async def test_a_client_that_leaves_ends_the_upstream_call(
     assert answer.status_code == 200
 
 
-@pytest.mark.slow
 async def test_a_client_that_leaves_an_upload_ends_it(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:
@@ -319,7 +307,6 @@ async def test_a_client_that_leaves_an_upload_ends_it(
     assert (server.seen[0].aborted_at or 0.0) - left < ABORTED_WITHIN
 
 
-@pytest.mark.slow
 async def test_a_compressed_stream_passes_compressed(
     stub: StartStub, proxy: StartProxy, web: httpx.AsyncClient
 ) -> None:

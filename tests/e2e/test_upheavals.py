@@ -82,7 +82,6 @@ async def test_a_clock_that_jumps_costs_no_request(stub: StartStub, home: Path, 
 
 @pytest.mark.skipif(not _may_unshare(), reason="needs the right to make a mount namespace")
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.slow
 async def test_a_root_that_cannot_be_written_is_served_from_memory(
     stub: StartStub, home: Path, proxy: StartProxy, workers: int
 ) -> None:

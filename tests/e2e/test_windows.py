@@ -6,8 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Stub
 from tests.support.chat_client import ChatClient
@@ -43,7 +41,6 @@ async def grow(proxy: Proxy, stub: Stub, turns: int) -> ChatClient:
         return talk
 
 
-@pytest.mark.slow
 async def test_what_the_server_tells_is_fitted_ahead(stub: StartStub, proxy: StartProxy) -> None:
     """A window that the list of models tells is kept without a single overflow, and shown with its origin."""
     server = await stub(window=WINDOW, tells=True)
@@ -59,7 +56,6 @@ async def test_what_the_server_tells_is_fitted_ahead(stub: StartStub, proxy: Sta
     assert all(not seen.header("authorization") for seen in server.probes), "a client's key went into a question"
 
 
-@pytest.mark.slow
 async def test_the_configuration_wins(stub: StartStub, proxy: StartProxy) -> None:
     """A configured window holds whatever the server tells, and then the server is not even asked."""
     server = await stub(window=4 * WINDOW, tells=True)
@@ -71,7 +67,6 @@ async def test_the_configuration_wins(stub: StartStub, proxy: StartProxy) -> Non
     assert (await status(running))["windows"] == []
 
 
-@pytest.mark.slow
 async def test_probing_can_be_turned_off(stub: StartStub, proxy: StartProxy) -> None:
     """With ``probe: false`` a server is never asked; its window is learned from the first overflow as before."""
     server = await stub(window=WINDOW, tells=True)
@@ -82,7 +77,6 @@ async def test_probing_can_be_turned_off(stub: StartStub, proxy: StartProxy) -> 
     assert talk.overflows == 1
 
 
-@pytest.mark.slow
 async def test_a_server_that_hangs_on_questions_delays_no_request(proxy: StartProxy) -> None:
     """While every question about windows hangs, requests are served, and start-up does not wait."""
 
