@@ -1,9 +1,10 @@
 """What one hostile body costs, and how long others wait for it: ``python -m tests.bench.adversarial [--sizes 64]``.
 
 Starts a canned upstream and a real ``ullage serve``, then sends bodies made to be dear to read: many parts, tiny items,
-one line, unclosed tags, deep arguments and the like, in all three APIs. While each is handled another client sends
-small requests of its own, one after the other. Prints CPU seconds of the proxy for each MB of a body, and the longest
-wait of the other client. A body is new each time, so that nothing of it is known.
+one line, unclosed tags, deep arguments and the like, in all three APIs. Prints CPU seconds of the proxy for each MB of
+a body that is alone, and of one beside another client, which sends small requests one after the other, and the longest
+wait of that client. In the second case each of its requests costs more than it does alone, because two threads take
+turns: that is charged to the body. Each body has a caller of its own, so that nothing of it is known.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ Shape = Callable[[str, int, str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """What one body cost: CPU seconds in all and for each MB, its own answer's, and the other client's longest wait.
+    """What one body cost: seconds until its answer, and CPU seconds in all and for each MB; these beside others, too.
 
-    ``asked`` are the KiB that it was to have; the bound on items made it smaller if ``kib`` says so.
+    The waits are the other client's. ``asked`` are the KiB that the body was to have; the bound on items made it
+    smaller if ``kib`` says so.
     """
 
     shape: str
@@ -64,6 +66,7 @@ class Row:
     seconds: float
     cpu: float
     cpu_per_mb: float
+    beside_per_mb: float
     longest_wait_ms: float
     middle_wait_ms: float
 
@@ -277,11 +280,16 @@ SHAPES: tuple[Shape, ...] = (
 
 
 class Neighbour:
-    """Another client: sends one small request after the other and notes how long each took."""
+    """Another client: sends one small request after the other and notes how long each took.
+
+    It pauses while ``may_send`` is not set.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._waits: list[float] = []
+        self.may_send = asyncio.Event()
+        self.may_send.set()
 
     async def run(self) -> None:
         """Send requests until cancelled."""
@@ -290,7 +298,7 @@ class Neighbour:
         request = f"{head}authorization: Bearer sk-other\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            while True:
+            while await self.may_send.wait():
                 began = time.perf_counter()
                 writer.write(request)
                 answer = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -308,12 +316,19 @@ class Neighbour:
 
 
 async def waits_of(port: int) -> None:
-    """The other client, as a process of its own: answers each line on its standard input with its waits as JSON."""
+    """The other client, as a process of its own.
+
+    Answers each line on its standard input with its waits as JSON, and goes on or pauses if that line says so.
+    """
     neighbour = Neighbour(port)
     running = asyncio.ensure_future(neighbour.run())
-    while await asyncio.to_thread(sys.stdin.readline):
+    while order := (await asyncio.to_thread(sys.stdin.readline)):
         if running.done():
             running.result()
+        if order.strip() == "pause":
+            neighbour.may_send.clear()
+        elif order.strip() == "go on":
+            neighbour.may_send.set()
         print(json.dumps(neighbour.taken()), flush=True)
     running.cancel()
 
@@ -321,34 +336,45 @@ async def waits_of(port: int) -> None:
 async def measure(
     port: int, pids: list[int], other: asyncio.subprocess.Process, shape: Shape, api: str, size: int, limit: float
 ) -> Row:
-    """What a body costs beside the other client's requests. Small ones are sent several times, each a new one."""
+    """What a body costs alone and beside the other client. Small ones are sent several times, each a new one."""
     times = max(1, LEAST_SENT // size)
-    bodies = [json.dumps(shape(api, size, f"{random.getrandbits(48):x}")).encode() for _ in range(times)]
+    url = f"http://127.0.0.1:{port}{PATHS[api]}"
+
+    async def send() -> tuple[int, int, float, float]:
+        """Status and bytes of a body, and its seconds and CPU seconds, with what other requests took."""
+        bodies = [json.dumps(shape(api, size, f"{random.getrandbits(48):x}")).encode() for _ in range(times)]
+        before, began = cpu_seconds(pids), time.perf_counter()
+        statuses = [await answered(url, data, limit) for data in bodies]
+        seconds = time.perf_counter() - began
+        await asyncio.sleep(JUST_BEFORE)  # what is done after the answer is part of its cost
+        return statuses[0], len(bodies[0]), seconds / times, (cpu_seconds(pids) - before) / times
+
+    await ordered(other, "pause")
+    await asyncio.sleep(PAUSE)
+    status, sent, seconds, cpu = await send()
+    await ordered(other, "go on")
     small, _ = await alone(pids, other, JUST_BEFORE)
-    before, began = cpu_seconds(pids), time.perf_counter()
-    statuses = [await answered(f"http://127.0.0.1:{port}{PATHS[api]}", data, limit) for data in bodies]
-    seconds = (time.perf_counter() - began) / times
-    await asyncio.sleep(JUST_BEFORE)  # what is done after the answer is part of its cost
-    waits = await waited(other)
-    spent = (cpu_seconds(pids) - before - len(waits) * small) / times
-    sent = len(bodies[0])
+    _, _, _, beside = await send()
+    waits = await ordered(other)
+    beside -= len(waits) * small / times
     return Row(
         shape.__name__,
         api,
         size // 1024,
         sent // 1024,
-        statuses[0],
+        status,
         round(seconds, 3),
-        round(spent, 3),
-        round(spent / sent * 2**20, 3),
+        round(cpu, 3),
+        round(cpu / sent * 2**20, 3),
+        round(beside / sent * 2**20, 3),
         round(max(waits, default=seconds) * 1e3, 1),
         round(statistics.median(waits or [seconds]) * 1e3, 2),
     )
 
 
 async def answered(url: str, data: bytes, limit: float) -> int:
-    """The status of the answer to *data*; 0 if there was none within *limit* seconds."""
-    headers = {"content-type": "application/json", "authorization": "Bearer sk-hostile"}
+    """The status of the answer to *data* from a new caller; 0 if there was none within *limit* seconds."""
+    headers = {"content-type": "application/json", "authorization": f"Bearer sk-{random.getrandbits(48):x}"}
     async with httpx.AsyncClient(trust_env=False, timeout=limit) as client:
         try:
             return (await client.post(url, content=data, headers=headers)).status_code
@@ -358,18 +384,18 @@ async def answered(url: str, data: bytes, limit: float) -> int:
 
 async def alone(pids: list[int], other: asyncio.subprocess.Process, seconds: float) -> tuple[float, list[float]]:
     """CPU seconds of one request of the other client while it is alone, and its waits."""
-    await waited(other)
+    await ordered(other)
     before = cpu_seconds(pids)
     await asyncio.sleep(seconds)
-    spent, waits = cpu_seconds(pids) - before, await waited(other)
+    spent, waits = cpu_seconds(pids) - before, await ordered(other)
     return spent / max(1, len(waits)), waits
 
 
-async def waited(other: asyncio.subprocess.Process) -> list[float]:
-    """The other client's waits since it was last asked."""
+async def ordered(other: asyncio.subprocess.Process, order: str = "") -> list[float]:
+    """The other client's waits since the last call. *order*: it shall ``pause``, or ``go on``."""
     assert other.stdin is not None
     assert other.stdout is not None
-    other.stdin.write(b"\n")
+    other.stdin.write(f"{order}\n".encode())
     found: list[float] = json.loads(await other.stdout.readline())
     return found
 
@@ -406,13 +432,14 @@ async def run(sizes: list[int], names: list[str], apis: list[str], limit: float,
 def markdown(rows: list[Row]) -> str:
     """A table for the documentation: by shape and size CPU seconds for each MB, and the longest wait, in each API."""
     sizes = sorted({row.asked for row in rows})
-    heads = [f"{size} KiB, CPU s per MB | wait, ms" for size in sizes]
-    lines = [f"| shape | {' | '.join(heads)} |", "| --- |" + " --: | --: |" * len(sizes)]
+    heads = [f"{size} KiB, CPU s per MB | beside | wait, ms" for size in sizes]
+    lines = [f"| shape | {' | '.join(heads)} |", "| --- |" + " --: | --: | --: |" * len(sizes)]
     for shape in dict.fromkeys(row.shape for row in rows):
         cells = [f"`{shape}`"]
         for size in sizes:
             found = [row for row in rows if (row.shape, row.asked) == (shape, size)]
-            cells.append(" / ".join(f"{max(0.0, row.cpu_per_mb):.2f}" for row in found))
+            cells.append(" / ".join(f"{row.cpu_per_mb:.2f}" for row in found))
+            cells.append(" / ".join(f"{max(0.0, row.beside_per_mb):.2f}" for row in found))
             cells.append(" / ".join(f"{row.longest_wait_ms:.0f}" for row in found))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -426,7 +453,7 @@ def show(rows: list[Row]) -> None:
         grid.add_column(column, justify="left" if column in {"shape", "api"} else "right")
     for row in rows:
         grid.add_row(*map(str, asdict(row).values()))
-    Console(width=140).print(grid)
+    Console(width=150).print(grid)
     dearest, longest = max(rows, key=lambda row: row.cpu_per_mb), max(rows, key=lambda row: row.longest_wait_ms)
     print(f"dearest: {dearest.shape} ({dearest.api}, {dearest.kib} KiB) {dearest.cpu_per_mb} CPU s per MB")
     print(f"longest wait: {longest.shape} ({longest.api}, {longest.kib} KiB) {longest.longest_wait_ms} ms")
