@@ -100,10 +100,10 @@ def test_every_link_leads_to_a_page_and_a_heading() -> None:
 
 def test_every_page_is_reached_from_the_readme() -> None:
     """Following links from the README reaches every page of docs/."""
-    reached, ahead = {README.resolve()}, [README.resolve()]
+    reached, ahead, found = {README.resolve()}, [README.resolve()], list(links())
     while ahead:
         here = ahead.pop()
-        for page, path, _ in links():
+        for page, path, _ in found:
             if page.resolve() != here or not path:
                 continue
             target = (page.parent / path).resolve()

@@ -44,6 +44,7 @@ OPTIONAL = {"gigatoken": "fast", "opentelemetry": "otel"}
 """Libraries that are looked for, or wanted, before they are imported, and the extra that brings each."""
 
 
+@pytest.mark.slow
 def test_every_library_that_is_imported_is_declared() -> None:
     """The test extra brings many more: an import that only it satisfies fails where nothing but Ullage is installed."""
     imported: set[str] = set()

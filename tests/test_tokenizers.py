@@ -84,6 +84,7 @@ def test_the_faster_pattern_splits_alike(encoding: str, text: str) -> None:
     assert faster.encode_ordinary(text) == published.encode_ordinary(text)
 
 
+@pytest.mark.slow
 @by_library
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @settings(max_examples=300)
@@ -103,6 +104,7 @@ def test_a_pattern_without_a_lookahead_stays() -> None:
     assert in_one_group(r"a?+\p{L}++|\p{N}{1,3}+|\n*+|\s+(?!\S)|\s") == r"(?:a?\p{L}+|\p{N}{1,3}|\n*)|\s+(?!\S)|\s"
 
 
+@pytest.mark.slow
 @by_library
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_messages_count_exactly(tokenizers: Tokenizers, encoding: str) -> None:
@@ -203,6 +205,7 @@ def test_many_threads() -> None:
     assert counter.estimated == set()
 
 
+@pytest.mark.slow
 def test_nothing_is_estimated_that_can_be_counted() -> None:
     """The installed packages bring both vocabularies."""
     counter = Tokenizers()
@@ -422,6 +425,7 @@ def test_a_text_without_utf8_is_tiktokens() -> None:
     assert not counter.rejected
 
 
+@pytest.mark.slow
 def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is bounded: once it is up, and nothing was counted for a while, there is a new one."""
     monkeypatch.setattr(module, "ENCODER_SECONDS", 0.02)
@@ -547,6 +551,7 @@ def test_the_first_count_of_an_encoding_runs_as_the_caller_wants() -> None:
     assert first == [1, 1]
 
 
+@pytest.mark.slow
 @needs_fast
 def test_long_texts_are_counted_beside_other_threads() -> None:
     """While gigatoken encodes a long text, another thread goes on; what it counts is the same either way."""

@@ -54,6 +54,7 @@ def test_figures_of_models(model: str, figures: tuple[int | None, int | None, in
     assert (route.window, route.max_input, route.max_output, route.source) == figures
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning")
 @pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
 @pytest.mark.parametrize(("model", "num_ctx"), [("qwen3:8b", 32_768), ("llama3.2", None)])

@@ -57,6 +57,7 @@ def longer(ways: dict[str, dict[str, int]], kind: str) -> dict[str, int]:
     return {name: ways[kind][name] for name, most in MOST[kind].items() if ways[kind][name] > most + MORE}
 
 
+@pytest.mark.slow
 def test_what_runs_by_the_clock_is_there() -> None:
     """A function that is left out of the counts by its name has that name."""
     classes = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.features.recall.settings import Recall
 from tests.bench import metrics
 from tests.bench.recall import AGENTS, SHARE, Conversation, answers, conversations
@@ -30,6 +32,7 @@ def test_an_entity_inside_a_longer_word_is_not_asked_for() -> None:
     assert [one.query for one in entities_needed(history, future, [])] == ["4471"]
 
 
+@pytest.mark.slow
 def test_three_quarters_of_the_questions_are_answered_and_every_entity_is() -> None:
     """The goal, on the generated conversations (all of an agent's, a talk, and the chats)."""
     chosen = [one for one in conversations(None) if not one.name.startswith("talk-")][-6:]

@@ -65,6 +65,7 @@ async def test_of_many_claims_at_once_one_wins(backend: Backend) -> None:
     assert set(found) == {None, winner}
 
 
+@pytest.mark.slow
 async def test_a_put_replaces_what_is_there(backend: Backend) -> None:
     """A value that is put takes the place of an earlier one, and its lifetime."""
     await backend.run(Claim("k", b"old", None))

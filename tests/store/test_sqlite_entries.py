@@ -121,6 +121,7 @@ def test_a_value_that_is_no_bytes_is_none(tmp_path: Path, entries: SqliteEntries
     assert entries.read(["value"]) == [b"ours"]
 
 
+@pytest.mark.slow
 def test_a_writer_waits_for_another(tmp_path: Path, entries: SqliteEntries) -> None:
     """While another connection writes, a transaction waits; then it is refused as busy, and nothing is lost."""
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)

@@ -133,6 +133,7 @@ async def test_an_imported_budget_holds_where_none_is_stated() -> None:
     assert counted.answer(await a_view(conversation_budget=5_000), 1) == {}
 
 
+@pytest.mark.slow
 async def test_a_total_that_cannot_be_stored_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens were written by then."""
     counted, view = Counted(a_register(), 1_000), await a_view()
