@@ -52,9 +52,9 @@ class Weight(msgspec.Struct):
 
 
 def read_item(name: str, read: Callable[..., Item], raw: bytes, count: Count, *, with_digest: bool = True) -> Item:
-    """Return the item of one element's bytes in the list *name*; *read* reads its object, and whether that is large.
+    """Return the item of one element's bytes in the list *name*, as the API's own *read* reads its object.
 
-    Raises ``InvalidRequest`` if it is no object.
+    A ``large`` object is taken apart in steps. Raises ``InvalidRequest`` if it is no object.
     """
     value = decode(raw)
     large = len(raw) > ONE_CALL and is_large(raw)  # hardly any item is so long
