@@ -212,13 +212,19 @@ async def test_one_that_never_starts_does_not_end_the_others(folder):
     assert await run.task == 0
 
 
+async def sharing_workers(folder):
+    """Two workers that have started and share a port, and that port."""
+    listener = reserve("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    run = Run(folder, count=2, listener=listener, port=port)
+    await run.until(lambda: len(run.started()) == 2)
+    return run, port
+
+
 @pytest.mark.slow
 async def test_workers_share_a_port(folder):
     """All workers answer on the reserved port, and on nothing else's: a second reservation of a served port fails."""
-    held = reserve("127.0.0.1", 0)
-    port = held.getsockname()[1]
-    run = Run(folder, count=2, listener=held, port=port)
-    await run.until(lambda: len(run.started()) == 2)
+    run, port = await sharing_workers(folder)
 
     async def ask():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -238,10 +244,7 @@ async def test_workers_share_a_port(folder):
 @pytest.mark.slow
 async def test_connections_wait_while_no_worker_runs(folder):
     """When all workers have crashed the port stays open: who connects is answered once one has started again."""
-    held = reserve("127.0.0.1", 0)
-    port = held.getsockname()[1]
-    run = Run(folder, count=2, listener=held, port=port)
-    await run.until(lambda: len(run.started()) == 2)
+    run, port = await sharing_workers(folder)
     for _ in range(2):
         crashed = set(run.started().values())
         for pid in crashed:

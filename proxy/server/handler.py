@@ -312,7 +312,9 @@ class Handler:
             end_to_end = (*end_to_end, ("Content-Length", str(request.content_length)))
         upstream = self._upstream_of(call, model)
         method, path = request.method, call.path
-        whole = body if isinstance(body, bytes) else None
+        whole: bytes | None = None
+        if isinstance(body, bytes):
+            whole = body
         self._access.check_relayed(method, path.path, upstream, whole, end_to_end)
         added = self._config.headers_of(model)
         sending = self._upstream.send(upstream, method, path_qs, end_to_end, body, added)

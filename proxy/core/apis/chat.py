@@ -102,7 +102,9 @@ def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bo
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    name = digest(message, large=large) if with_digest else b""
+    name = b""
+    if with_digest:
+        name = digest(message, large=large)
     return Item(role, text + media, media, name, names, answers, guess, injected)
 
 

@@ -115,9 +115,11 @@ def _item(content: dict[str, Any], count: Count, *, large: bool, with_digest: bo
     for key, value in content.items():
         if key not in ("role", "parts") and value:
             weight.text += count(to_json(value))
-    # The role, too, is made equal: a content without one is the user's.
-    unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
-    name = digest(unsigned, large=large) if with_digest else b""
+    name = b""
+    if with_digest:
+        # The role, too, is made equal: a content without one is the user's.
+        unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
+        name = digest(unsigned, large=large)
     calls, answers = _names(parts, "call"), _names(parts, "result")
     return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
 

@@ -91,7 +91,9 @@ def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bo
         elif _is_result(block):
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
-    name = digest(message, large=large) if with_digest else b""
+    name = b""
+    if with_digest:
+        name = digest(message, large=large)
     return weighed_item(_role(message, blocks), weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
 
 

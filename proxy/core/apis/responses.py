@@ -128,7 +128,9 @@ def _item(value: dict[str, Any], count: Count, *, large: bool, with_digest: bool
         answers = _answers(value)
     else:
         injected = injected_in("\n".join(_words(value)), count)
-    name = digest(value, large=large) if with_digest else b""
+    name = b""
+    if with_digest:
+        name = digest(value, large=large)
     return Item(
         role,
         text + media + opaque,

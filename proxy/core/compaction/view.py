@@ -81,7 +81,7 @@ class OriginalItems:
 
     def text(self, index: int) -> ItemText:
         """The text of one item."""
-        return self.texts.get(index) or texts_of(self.api, {index: self.item(index)}, self.items)[index]
+        return self.texts_at((index,))[index]
 
     def texts_at(self, indexes: Sequence[int]) -> dict[int, ItemText]:
         """The texts of the items at *indexes*, by index."""
