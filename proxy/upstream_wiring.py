@@ -37,7 +37,6 @@ from proxy.summaries import (
     SummaryConfig,
     Writer,
     credentials,
-    ignore_note,
     is_subscription_key,
     load_prompts,
 )
@@ -257,7 +256,7 @@ def open_summaries(
     upstream: Upstreams,
     tasks: Tasks,
     on_report: OnReport,
-    on_note: OnNote = ignore_note,
+    on_note: OnNote,
 ) -> Jobs | None:
     """Build the jobs that write summaries; None if no summaries are written."""
     configured = settings.summaries

@@ -11,6 +11,7 @@ import pytest
 from proxy.core.models import ServerWindow
 from proxy.settings import Settings
 from proxy.store import open_store
+from proxy.summaries import ignore_note
 from proxy.tasks import Tasks
 from proxy.tokenizers import Tokenizers
 from proxy.upstream.probes import OWNER
@@ -175,7 +176,9 @@ async def test_summaries_are_written_only_where_they_may_be_used(
     store = await open_store("memory", directory=tmp_path, key=None, spawn=tasks.spawn, warn=lambda event, facts: None)
     wanted = settings(**given)
     upstream = open_upstream(wanted)
-    jobs = open_summaries(wanted, open_catalogue(wanted), Tokenizers(), store, upstream, tasks, lambda report: None)
+    jobs = open_summaries(
+        wanted, open_catalogue(wanted), Tokenizers(), store, upstream, tasks, lambda report: None, ignore_note
+    )
     assert (jobs is not None) is written
     assert jobs is None or jobs.inline is (wanted.summaries.mode == "inline")
     await upstream.close()

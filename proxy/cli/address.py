@@ -42,7 +42,7 @@ def get(address: str, path: str, key: str = "") -> tuple[int, bytes]:
         return response.status, response.read()
 
 
-def first_event(address: str, path: str, key: str = "") -> bytes:
+def first_event(address: str, path: str, key: str) -> bytes:
     """Return the data of the first server-sent event of *path*; empty if there is no such stream for this caller.
 
     Raises as ``readiness_status`` does.

@@ -108,9 +108,7 @@ class CannotContinue(Exception):
     """The examination cannot continue; the findings have the reason."""
 
 
-async def examine(
-    settings: Settings, model: str | None, *, key: str = "", oversize: bool = False, seconds: float = 120.0
-) -> Diagnosis:
+async def examine(settings: Settings, model: str | None, *, key: str, oversize: bool, seconds: float) -> Diagnosis:
     """Examine *model* at its upstream; without a name, the first model that the default upstream lists.
 
     *key* replaces the upstream's own. *oversize* allows the long request even if it may be billed; a server on this

@@ -115,9 +115,7 @@ class _OverriddenCatalogue(Catalogue):
         return replace(route, window=self._window, source="configured", window_origin="")
 
 
-async def fit_request(
-    settings: Settings, body: bytes, *, model: str | None = None, window: int | None = None
-) -> Fitted:
+async def fit_request(settings: Settings, body: bytes, *, model: str | None = None, window: int | None) -> Fitted:
     """Plan the request *body*; *model* and *window* override the request's own model and its window.
 
     Needs no server and stores nothing. Raises ``UllageError`` if the body is no request, and ``CannotFit`` if it would

@@ -170,7 +170,7 @@ def _sessions_in(file: Path, name: str) -> list[Session]:
 
 
 async def replay_sessions(
-    settings: Settings, sessions: Sequence[Session], model: str, advance: Callable[[int], None] = lambda _: None
+    settings: Settings, sessions: Sequence[Session], model: str, advance: Callable[[int], None]
 ) -> list[Replay]:
     """Plan every request of *sessions*. *advance* is called with the number of requests that were planned or skipped.
 

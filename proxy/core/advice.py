@@ -147,7 +147,7 @@ def main_part(regions: Mapping[str, int], items: list[Part], total: int) -> Part
     return max(parts, key=lambda part: part.tokens)
 
 
-def item_parts(view: CountedView, least: float = 0) -> Iterator[Part]:
+def item_parts(view: CountedView, least: float) -> Iterator[Part]:
     """Yield the items of *least* tokens or more that are unedited in *view*, except system items.
 
     All tokens are the provider's.

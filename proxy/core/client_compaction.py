@@ -142,7 +142,7 @@ def announced_client(headers: Mapping[str, str]) -> str:
     return "codex"
 
 
-def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history: bool = False) -> str:
+def compacting_client(envelope: Envelope, first: bytes, last: bytes, has_history: bool) -> str:
     """Return the client whose compaction a request is; empty if it is none.
 
     *envelope* holds the members around its items, *first* and *last* are the bytes of its first and last items; no

@@ -92,7 +92,7 @@ class Calibration(msgspec.Struct, frozen=True):
     lower: int = 0
 
 
-def prior_calibration(model: str, *, configured_encoding: bool = False) -> Calibration:
+def prior_calibration(model: str, *, configured_encoding: bool) -> Calibration:
     """Return the calibration before the first report: the factor of the model's family.
 
     It is 1 for a model that we count with its own vocabulary or with a *configured_encoding*.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from proxy.core.compaction.record import NO_COMPACTION, Compaction
+from proxy.core.compaction.record import Compaction
 from proxy.core.conversation import NO_FACTS, Injected, Item
 from proxy.core.tool_calls import Pair
 
@@ -118,7 +118,7 @@ def fresh_results(items: Sequence[Item], total: int, room: int) -> FreshResults:
     return FreshResults(tuple(reversed(tokens)), room - total + newest)
 
 
-def files_read(pairs: Iterable[Pair], compaction: Compaction = NO_COMPACTION) -> int:
+def files_read(pairs: Iterable[Pair], compaction: Compaction) -> int:
     """Return how many different files a view shows as read by the calls of *pairs*, after *compaction*.
 
     Folded rounds and old results that left the view show none.
@@ -129,7 +129,7 @@ def files_read(pairs: Iterable[Pair], compaction: Compaction = NO_COMPACTION) ->
     return len({path for read in paths for path in read})
 
 
-def needless_items(items: Sequence[Item], pairs: Sequence[Pair], system: Sequence[Injected] = ()) -> dict[str, int]:
+def needless_items(items: Sequence[Item], pairs: Sequence[Pair], system: Sequence[Injected]) -> dict[str, int]:
     """Return tokens that a client could do without: repeated messages, results and skills, and long listings.
 
     *pairs* are all results of *items* with their calls, *system* the injected parts of the system text before them.

@@ -40,7 +40,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import Usage
 from proxy.core.request import Request
 from proxy.engine.ports import Cache, Clock, Records
-from proxy.tasks import Warn, ignore_warning
+from proxy.tasks import Warn
 
 FRESH_SECONDS = 60.0
 """Seconds for which a learned route is used before the store is read again: another replica may have a newer one."""
@@ -175,7 +175,7 @@ class LearnedRoutes:
         cached: Cache[tuple[str, bytes], CachedRoute],
         anchors: Cache[tuple[str, bytes], UsageAnchor],
         clock: Clock,
-        warn: Warn = ignore_warning,
+        warn: Warn,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
@@ -419,7 +419,7 @@ class KnownRoutes:
         catalogue: Catalogue,
         learned: LearnedRoutes,
         clock: Clock,
-        prepare: Callable[[str], None] = prepare_nothing,
+        prepare: Callable[[str], None],
     ) -> None:
         self._catalogue = catalogue
         self._learned = learned

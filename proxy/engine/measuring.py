@@ -72,7 +72,7 @@ class Measurer:
         return request.options.mode
 
     async def measure(
-        self, request: Request, max_loss: MaxLoss | None = None, *, dry_run: bool = False
+        self, request: Request, max_loss: MaxLoss | None, *, dry_run: bool = False
     ) -> MeasuredRequest | UncountedView:
         """Measure *request* for the model it names.
 

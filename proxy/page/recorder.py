@@ -26,7 +26,7 @@ class ViewRecorder(Feature):
     With *text* advice names the targets of calls. Without *warn* nothing is logged.
     """
 
-    def __init__(self, board: Board | None, tools: ToolMap, warn: Warn | None, *, text: bool = False) -> None:
+    def __init__(self, board: Board | None, tools: ToolMap, warn: Warn | None, *, text: bool) -> None:
         self._board = board
         self._tools = tools
         self._warn = warn

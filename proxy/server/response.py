@@ -349,7 +349,7 @@ class ReplyObserver:
         ending: LateOverflowDetector | None,
         report: Callable[[Exception], None],
         *,
-        watches_end: bool = False,
+        watches_end: bool,
     ) -> None:
         """*encoding* is the answer's content-encoding; *watches_end*: look for the last event of the stream."""
         self._hider = hider

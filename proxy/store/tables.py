@@ -62,7 +62,7 @@ D = TypeVar("D")
 class ThrottledWarnings:
     """Counts errors by kind; logs changes of state at once, repeated errors once a minute, and no key or value."""
 
-    def __init__(self, warn: Warn, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, warn: Warn, clock: Callable[[], float]) -> None:
         self._warn = warn
         self._clock = clock
         self._logged_at: dict[str, float] = {}

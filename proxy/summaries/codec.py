@@ -76,8 +76,8 @@ def note_for(
     state: SummaryState,
     now: int,
     *,
-    reason: str = "",
-    tokens_out: int = 0,
+    reason: str,
+    tokens_out: int,
     refused_for: int,
 ) -> SummaryNote:
     """Return the note that a summary is in *state*; a failed one is tried again after *refused_for* seconds."""

@@ -138,7 +138,7 @@ class Jobs:
         spawn: Spawn,
         on_report: OnReport,
         clock: Clock,
-        on_note: OnNote = ignore_note,
+        on_note: OnNote,
     ) -> None:
         self._table = table
         self._writer = writer

@@ -190,7 +190,7 @@ def _last_break(head: str) -> int:
     return len(head)
 
 
-def item_texts(entries: Sequence[ItemText], detail: float = 1.0) -> Iterator[str]:
+def item_texts(entries: Sequence[ItemText], detail: float) -> Iterator[str]:
     """Yield one text per item, without system items: role, text, tool calls, kinds of media.
 
     *detail* scales how many characters are shown, except of the user's.
@@ -219,9 +219,7 @@ def _limit(role: Role, detail: float) -> int:
     return int(detail * RESULT)
 
 
-def split_transcript(
-    entries: Sequence[ItemText], tokens: int, count: Count, detail: float = 1.0
-) -> tuple[list[str], int]:
+def split_transcript(entries: Sequence[ItemText], tokens: int, count: Count, detail: float) -> tuple[list[str], int]:
     """Return the transcript of *entries* in chunks of at most *tokens* each, in order, and the tokens of all, about.
 
     A larger item loses its middle.

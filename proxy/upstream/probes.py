@@ -138,8 +138,8 @@ class Probes:
         spawn: Spawn,
         clock: Clock,
         agent: str,
-        on_windows: OnWindows | None = None,
-        records: Records | None = None,
+        on_windows: OnWindows | None,
+        records: Records | None,
         wall: Clock = time.time,
     ) -> None:
         self._servers = {
@@ -224,7 +224,7 @@ class Probes:
             return {}
         return dict(server.windows)
 
-    async def probe_now(self, upstream: str, models: Iterable[str] = ()) -> None:
+    async def probe_now(self, upstream: str, models: Iterable[str]) -> None:
         """Probe *upstream* now, for *models* in particular, and wait for the answer. Does not raise."""
         server = self._servers.get(upstream)
         if server is None or server.probing:

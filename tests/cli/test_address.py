@@ -55,5 +55,5 @@ async def test_the_first_event_of_a_stream_is_enough() -> None:
         address = str(server.make_url("")).rstrip("/")
         assert await asyncio.to_thread(first_event, address, "/stream", "key") == b'{"rows":[]}\n'
         done.set()
-        assert await asyncio.to_thread(first_event, address, "/empty") == b""
-        assert await asyncio.to_thread(first_event, address, "/gone") == b""
+        assert await asyncio.to_thread(first_event, address, "/empty", "") == b""
+        assert await asyncio.to_thread(first_event, address, "/gone", "") == b""

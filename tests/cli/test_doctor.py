@@ -28,11 +28,13 @@ def settings(url: str, **upstream: Any) -> Settings:
     return load(None, {("upstreams",): [{"name": "stub", "base_url": url, **upstream}]}, {})
 
 
-async def seen_by(stub: Stub, model: str | None = None, window: int | None = None, **options: Any) -> Diagnosis:
+async def seen_by(
+    stub: Stub, model: str | None = None, window: int | None = None, key: str = "", oversize: bool = False
+) -> Diagnosis:
     given: dict[tuple[str, ...], object] = {("upstreams",): [{"name": "stub", "base_url": stub.url}]}
     if window is not None:
         given["models", "*", "context_window"] = window
-    return await examine(load(None, given, {}), model, seconds=30, **options)
+    return await examine(load(None, given, {}), model, key=key, oversize=oversize, seconds=30)
 
 
 def levels(result: Diagnosis) -> dict[str, str]:
@@ -129,22 +131,22 @@ async def test_nothing_is_billed_unasked(stub: StartStub, monkeypatch: pytest.Mo
 async def test_keys_and_models(stub: StartStub) -> None:
     """A key is sent as the upstream's own; without a needed one, or for an unknown model, the remedy names the flag."""
     server = await stub(windows={"house-model": 8_192}, tells=True)
-    await examine(settings(server.url), "house-model", key="sk-CANARY", seconds=30)
+    await examine(settings(server.url), "house-model", key="sk-CANARY", seconds=30, oversize=False)
     assert {seen.header("authorization") for seen in server.seen} == {"Bearer sk-CANARY"}
     server.forget()
     server.fail(error(401, "no key"))
-    result = await examine(settings(server.url), None, seconds=30)
+    result = await examine(settings(server.url), None, seconds=30, key="", oversize=False)
     assert "--key-env" in result.findings[-1].remedy
     server.forget()
     server.fail(Fault())
     server.fail(error(404, "no such model"))
-    result = await examine(settings(server.url), "no-such", seconds=30)
+    result = await examine(settings(server.url), "no-such", seconds=30, key="", oversize=False)
     assert levels(result) == {"models": "warning", "window": "warning", "answers": "error"}
 
 
 async def test_nobody_there() -> None:
     """A server that cannot be reached is one error."""
-    result = await examine(settings(f"http://127.0.0.1:{free_port()}/v1"), None, seconds=10)
+    result = await examine(settings(f"http://127.0.0.1:{free_port()}/v1"), None, seconds=10, key="", oversize=False)
     assert [(f.topic, f.level) for f in result.findings] == [("reachable", "error")]
 
 
@@ -188,12 +190,12 @@ async def test_a_provider_that_is_bridged(stub: StartStub, monkeypatch: pytest.M
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     await asyncio.to_thread(importlib.import_module, "litellm")
-    result = await examine(alias, "fast", seconds=120)
+    result = await examine(alias, "fast", seconds=120, key="", oversize=False)
     assert result.model == "claude-3-haiku"
     assert {seen.path for seen in server.chats()} == {"/v1/messages"}
     assert levels(result)["answers"] == levels(result)["usage"] == levels(result)["overflow"] == "ok"
     unreachable = load(None, {("upstreams",): [{"name": "stub", "provider": "gemini", "api_key": "sk-x"}]}, {})
-    assert levels(await examine(unreachable, None))["models"] == "error"
+    assert levels(await examine(unreachable, None, key="", oversize=False, seconds=120.0))["models"] == "error"
 
 
 async def test_the_command(stub: StartStub) -> None:

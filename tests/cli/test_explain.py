@@ -41,7 +41,7 @@ async def test_the_view_is_what_the_proxy_would_send() -> None:
 async def test_small_requests_pass_and_are_counted_all_the_same() -> None:
     """A request that fits by its bytes alone comes out as it is, and its tokens are counted exactly."""
     body = chat_body([{"role": "user", "content": "Hello."}])
-    fitted = await fit_request(Settings(), body)
+    fitted = await fit_request(Settings(), body, window=None)
     assert fitted.view.body == body
     shown = breakdown(fitted)
     assert shown.steps == ()
@@ -145,7 +145,7 @@ async def test_what_cannot_be_fitted_says_what_to_do() -> None:
         with pytest.raises(InvalidRequest, match=words):
             await fit_request(Settings(), body, window=1000)
     with pytest.raises(CannotFit, match="--window"):
-        await fit_request(Settings(), chat_body([], model="nobody-knows"))
+        await fit_request(Settings(), chat_body([], model="nobody-knows"), window=None)
     off = Settings.model_validate({"compression": {"mode": "off"}})
     with pytest.raises(CannotFit, match="mode is off"):
         await fit_request(off, chat_body([{"role": "user", "content": "x"}]), window=1000)

@@ -26,7 +26,7 @@ def settings(window: int | None = WINDOW, **compression: Any) -> Any:
 
 
 async def one(session: Session, window: int | None = WINDOW, model: str = MODEL, **compression: Any) -> Replay:
-    (replayed,) = await replay_sessions(settings(window, **compression), [session], model)
+    (replayed,) = await replay_sessions(settings(window, **compression), [session], model, lambda _: None)
     return replayed
 
 

@@ -206,9 +206,14 @@ def test_everything_else_is_left_alone(items: list[Any], members: dict[str, Any]
 def test_nothing_that_cannot_be_read_is_a_compaction() -> None:
     """An element that is no JSON object is for others to refuse."""
     outline = read_envelope("{}", ())
-    assert compacting_client(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY') == ""
-    assert compacting_client(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]') == ""
-    assert compacting_client(outline, b'{"role":"system","content": You are a context summarization agent', b"1") == ""
+    assert compacting_client(outline, b"{", b'{"CRITICAL: Respond with TEXT ONLY', has_history=False) == ""
+    assert compacting_client(outline, b"[]", b'["CRITICAL: Respond with TEXT ONLY"]', has_history=False) == ""
+    assert (
+        compacting_client(
+            outline, b'{"role":"system","content": You are a context summarization agent', b"1", has_history=False
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize(

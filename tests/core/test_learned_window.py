@@ -195,7 +195,7 @@ def test_a_cut_prompt_is_distinguished_from_a_coarser_vocabulary() -> None:
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 2**40)), max_size=60))
 def test_no_series_of_reports_leaves_the_possible(reports: list[tuple[int, int]]) -> None:
     """With any reports, the factor stays a step between the bounds."""
-    known = prior_calibration("m")
+    known = prior_calibration("m", configured_encoding=False)
     for counted, reported in reports:
         known = with_report(known, counted, reported)
         assert 0.45 <= known.factor <= HIGHEST_RATIO + STEP

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxy.core.apis import chat
-from proxy.core.compaction.record import Compaction, Placeholder
+from proxy.core.compaction.record import NO_COMPACTION, Compaction, Placeholder
 from proxy.core.conversation import Call, Injected, Item, ItemFacts, Result
 from proxy.core.tool_calls import pairs_of
 from proxy.core.waste import (
@@ -108,7 +108,7 @@ def conversation(*calls: tuple[str, dict[str, Any], str]) -> list[Item]:
 
 def waste_of(items: list[Item]) -> dict[str, int]:
     """What a client could do without of *items*."""
-    return needless_items(items, pairs_of(items, 0, len(items)))
+    return needless_items(items, pairs_of(items, 0, len(items)), system=())
 
 
 def test_files_are_counted_once() -> None:
@@ -121,10 +121,10 @@ def test_files_are_counted_once() -> None:
         ("Bash", {"command": "cat c.py"}, "text"),
     )
     pairs = pairs_of(items, 0, len(items))
-    assert files_read(pairs) == 2
+    assert files_read(pairs, NO_COMPACTION) == 2
     assert files_read(pairs, Compaction(len(items), 4, 0)) == 1
     assert files_read(pairs, Compaction(len(items), 0, 0, placeholders=(Placeholder(3, "old"),))) == 1
-    assert files_read([]) == 0
+    assert files_read([], NO_COMPACTION) == 0
 
 
 def test_results_that_could_be_spared_are_counted() -> None:

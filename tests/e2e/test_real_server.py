@@ -118,7 +118,7 @@ async def test_a_chat(llama: str, proxy: StartProxy, window: int | None) -> None
 async def test_the_doctor_finds_it_well(llama: str) -> None:
     """A real server's window, usage, streams and overflow are told, and nothing stands in the way."""
     settings = load(None, {("upstreams",): [{"name": "llama", "base_url": llama}]}, {})
-    found = await examine(settings, None)
+    found = await examine(settings, None, key="", oversize=False, seconds=120.0)
     assert found.healthy
     texts = {finding.topic: (finding.level, finding.text) for finding in found.findings}
     assert texts["window"] == ("ok", "8,192 tokens, by server: /v1/models meta.n_ctx")

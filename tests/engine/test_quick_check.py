@@ -10,8 +10,9 @@ import pytest
 
 from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Options, Request
-from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, prepare_nothing
 from proxy.engine.quick_check import DECODERS, FIRST_MODEL, MOST_BYTES, TOOLS_ALLOWANCE, QuickCheck, TextualBodies
+from proxy.tasks import ignore_warning
 from tests.support.engine_fixtures import POLICY, TENANT, DictRecords
 
 WORDS = [{"role": "user", "content": "hi"}]
@@ -147,8 +148,8 @@ WINDOW = 65_536
 async def test_the_order_of_members_changes_nothing(output: int | None, task_size: str, words: int) -> None:
     """A body that begins with its model is measured, or passed, as one that begins with its messages."""
     catalogue = Catalogue([ModelRule("m", "stub", WINDOW)], {}, "stub")
-    learned = LearnedRoutes(DictRecords(), {}, {}, time.monotonic)
-    check = QuickCheck(KnownRoutes(catalogue, learned, time.monotonic), POLICY, "on")
+    learned = LearnedRoutes(DictRecords(), {}, {}, time.monotonic, ignore_warning)
+    check = QuickCheck(KnownRoutes(catalogue, learned, time.monotonic, prepare_nothing), POLICY, "on")
     messages = [{"role": "user", "content": "x" * words}]
     options = Options(task_size=task_size)
     views = []

@@ -112,7 +112,7 @@ async def test_what_has_no_conversation_is_not_noted() -> None:
 async def test_without_a_page_there_is_still_the_line() -> None:
     """The log does not depend on the page."""
     lines: list[str] = []
-    recorder = ViewRecorder(None, tool_map_of_package(), lambda event, facts: lines.append(event))
+    recorder = ViewRecorder(None, tool_map_of_package(), lambda event, facts: lines.append(event), text=False)
     plan = await Replica().plan(chat_body(BUNDLE), WINDOW)
     recorder.answered(plan.view, plan.report, 200)
     assert lines == ["conversation.nearly_full"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -186,7 +187,7 @@ async def test_a_store_that_was_down_at_start_only_is_reported_up() -> None:
     """The first report says so, although no operation failed in between."""
     logged: list[str] = []
     tasks = Tasks(ignore_failure)
-    warnings = ThrottledWarnings(lambda event, facts: logged.append(event))
+    warnings = ThrottledWarnings(lambda event, facts: logged.append(event), time.monotonic)
     access = TableAccess(MemoryBackend(), Sealer(b"k" * 32), spawn=tasks.spawn, warnings=warnings)
     access.ready = False
     warnings.change("store", False, "store.down")

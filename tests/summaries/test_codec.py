@@ -29,7 +29,7 @@ def test_what_is_no_summary_of_this_version_is_none(value: bytes) -> None:
 def test_a_note_tells_when_a_failure_is_tried_again() -> None:
     """A failed summary has a time; it names the prefix and who was asked, and holds no text."""
     wanted = summary_request_of(entries_of(3))
-    failed = note_for(wanted, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", refused_for=60)
+    failed = note_for(wanted, SUMMARISER, b"p" * 8, "failed", 1000, reason="empty", refused_for=60, tokens_out=0)
     assert (failed.retry_at, failed.length, failed.model, failed.reason) == (1060, 8, "small", "empty")
-    assert note_for(wanted, SUMMARISER, b"p" * 8, "ready", 1000, tokens_out=90, refused_for=60).retry_at == 0
+    assert note_for(wanted, SUMMARISER, b"p" * 8, "ready", 1000, tokens_out=90, refused_for=60, reason="").retry_at == 0
     assert b"ledger" not in msgspec.msgpack.encode(failed)

@@ -138,7 +138,7 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
         ItemText("assistant", "I look.", (("read_file", '{"path": "a.py"}'), ("write", "z " * 3000))),
         ItemText("tool", result),
     ]
-    user, assistant, tool = item_texts(entries)
+    user, assistant, tool = item_texts(entries, 1.0)
     assert user == "user:\n| look\n| at this\n(image_url, not shown)"
     assert 'calls read_file:\n| {"path": "a.py"}' in assistant
     assert len(assistant) < ARGUMENTS + 200
@@ -151,8 +151,8 @@ def test_an_item_tells_who_spoke_what_was_called_and_what_came_with_it() -> None
 def test_what_is_cut_is_cut_between_words() -> None:
     """A cut leaves no half of a name or figure, unless it is longer than any name."""
     names = [f"ledger_{at:05}" for at in range(2000)]
-    (piece,) = item_texts([ItemText("tool", " ".join(names))])
-    (segment,), _ = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens)
+    (piece,) = item_texts([ItemText("tool", " ".join(names))], 1.0)
+    (segment,), _ = split_transcript([ItemText("user", "\n".join(names[:500]))], 300, count_tokens, 1.0)
     for text in (piece, segment):
         assert MIDDLE in text
         words = text.replace(MIDDLE, "").replace("|", "").split()
@@ -165,7 +165,7 @@ def test_what_is_cut_is_cut_between_words() -> None:
 )
 def test_no_chunk_is_larger_than_its_limit(entries: list[ItemText]) -> None:
     """The transcript in runs: none above the limit, every item in one of them, in order."""
-    found, tokens = split_transcript(entries, 300, count_tokens)
+    found, tokens = split_transcript(entries, 300, count_tokens, 1.0)
     sizes = [*map(count_tokens, found)]
     assert all(size <= 300 for size in sizes)
     assert sum(sizes) <= tokens <= sum(sizes) + 4 * len(entries)

@@ -32,7 +32,7 @@ from proxy.core.tool_table import ToolMap
 from proxy.core.written_calls import as_result
 from proxy.engine.engine import Engine
 from proxy.engine.features import Feature, Features
-from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
+from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes, prepare_nothing
 from proxy.engine.measuring import Measurer
 from proxy.engine.ports import Clock, Records, Reply, Summaries, Upgradable, Upstream
 from proxy.engine.quick_check import QuickCheck
@@ -45,7 +45,7 @@ from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import injected_rules, overflow_rules, tool_map
 from proxy.settings.injected import InjectedTexts
 from proxy.settings.tools import Tools
-from proxy.tasks import Faults, Tasks, ignore_failure
+from proxy.tasks import Faults, Tasks, ignore_failure, ignore_warning
 from proxy.tokenizers import Tokenizers
 
 Message = dict[str, Any]
@@ -212,11 +212,11 @@ class Replica:
         self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
         self.policy = policy = replace(policy, tools=tool_map_of_package())
         self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package(), injected=packaged_marks())
-        self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic)
+        self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic, ignore_warning)
         self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")
         self.faults = faults = faults or Faults()
         self.hooks = hooks = Features(features(self))
-        routes = KnownRoutes(catalogue, self.learned, time.monotonic)
+        routes = KnownRoutes(catalogue, self.learned, time.monotonic, prepare_nothing)
         self.measurer = Measurer(catalogue, routes, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(
             reader, self.book, policy, self.records, {}, summaries, Tasks(ignore_failure).spawn

@@ -251,7 +251,7 @@ async def running_server(
 def a_register(memory: MemoryBackend | None = None) -> ConversationTable:
     """A register over a store of this process, or over *memory*."""
     tasks = Tasks(lambda name, error: None)
-    warnings = ThrottledWarnings(lambda event, facts: None)
+    warnings = ThrottledWarnings(lambda event, facts: None, time.monotonic)
     return ConversationTable(
         TableAccess(memory or MemoryBackend(), Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings)
     )

@@ -17,7 +17,7 @@ from proxy.store import Breaker, Patience, SummaryTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
 from proxy.store.tables import TableAccess, ThrottledWarnings
-from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, load_prompts
+from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, ignore_note, load_prompts
 from proxy.tasks import Tasks
 from proxy.upstream import Target, Upstreams
 from tests.stub import Stub
@@ -84,6 +84,7 @@ class SummaryReplica:
             spawn=self.tasks.spawn,
             on_report=self.reports.append,
             clock=lambda: self.now,
+            on_note=ignore_note,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -95,7 +96,7 @@ class SummaryReplica:
 
 def summary_table(backend: MemoryBackend) -> SummaryTable:
     """The summaries in *backend*, which several replicas may share."""
-    tasks, warnings = Tasks(lambda name, error: None), ThrottledWarnings(lambda event, facts: None)
+    tasks, warnings = Tasks(lambda name, error: None), ThrottledWarnings(lambda event, facts: None, time.monotonic)
     return SummaryTable(TableAccess(backend, Sealer(b"m" * 32), spawn=tasks.spawn, warnings=warnings))
 
 

@@ -145,7 +145,15 @@ async def test_a_server_that_is_not_there() -> None:
     """Nobody listening is a failure in words, and nothing more."""
     async with probed_server({}) as about:
         gone = Upstreams([Target("up", "http://127.0.0.1:1/v1")])
-        probes = Probes({"up": "http://127.0.0.1:1/v1"}, gone.send, about.tasks.spawn, about.clock, "ullage/test")
+        probes = Probes(
+            {"up": "http://127.0.0.1:1/v1"},
+            gone.send,
+            about.tasks.spawn,
+            about.clock,
+            "ullage/test",
+            on_windows=None,
+            records=None,
+        )
         await probes.probe_now("up", ["m"])
         assert probes.window_of("up", "m") is None
         assert probes.last_probes()["up"]["trouble"]
@@ -156,7 +164,7 @@ async def test_only_the_given_upstreams_are_probed() -> None:
     """An upstream that may not be probed never is, nor one of which no window can be learned."""
     async with probed_server({"/v1/models": VLLM}) as about:
         assert about.probes.window_of("another", "m") is None
-        await about.probes.probe_now("another")
+        await about.probes.probe_now("another", ())
         assert about.probes.window_of("up", "m", False) is None
         await about.settle()
         assert about.site.paths == []

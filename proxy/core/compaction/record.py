@@ -49,7 +49,7 @@ def placeholder_tokens(item: Item) -> int:
     return min(item.tokens, FRAME + lines + names + whole)
 
 
-def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: bool, error: str = "") -> str:
+def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: bool, error: str) -> str:
     """The line for one result of the tool *name*: why it is left out, what it was about, how the call ended.
 
     *target* is what the call was about, in the client's own words; *error* is the result's first line about an error.

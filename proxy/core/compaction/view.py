@@ -376,7 +376,7 @@ def assemble(
     block: str,
     edits: Mapping[int, bytes],
     read_item: ReadItem,
-    note: str = "",
+    note: str,
 ) -> AssembledItems:
     """The items of the view: system items, the carrier with the block, then the client's own bytes from the cut on.
 

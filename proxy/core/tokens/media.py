@@ -230,7 +230,7 @@ _MP3_KBITS_LOW = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 """Bit rates in kbit/s by the index in a frame's header: layer III of MPEG 1, and of MPEG 2."""
 
 
-def image_tokens(url: str, detail: str = "auto", prices: Prices = DEFAULT_PRICES) -> int:
+def image_tokens(url: str, detail: str, prices: Prices) -> int:
     """Return the tokens of the image at *url*, a data URL or another one, at *detail*."""
     return prices.image.tokens(_url_size(url), detail)
 
@@ -266,7 +266,7 @@ def is_guess(part: Mapping[str, Any]) -> bool:
     return _detail(part) != "low" and _url_size(_image_url(part)) is None
 
 
-def file_tokens(url: str, prices: Prices = DEFAULT_PRICES) -> int:
+def file_tokens(url: str, prices: Prices) -> int:
     """Return the tokens of the file in the data URL *url*; a file at another URL counts as an image of unknown size."""
     if not url.startswith("data:"):
         return prices.image.tokens(None, "high")

@@ -47,7 +47,7 @@ class History:
         *,
         compacts: bool,
         summaries: str,
-        budgets: bool = False,
+        budgets: bool,
     ) -> None:
         self._conversations = conversations
         self._originals = originals
@@ -123,7 +123,7 @@ class History:
         return {root_hash: by_name for root_hash, by_name in zip(root_hashes, notes, strict=True) if by_name}
 
     async def request_compaction(
-        self, tenant: bytes, conversation: str, share: float | None = None
+        self, tenant: bytes, conversation: str, share: float | None
     ) -> Mapping[str, object] | None:
         """Request that the conversation's next request compacts it; return None if the tenant has no such conversation.
 

@@ -144,7 +144,7 @@ class HistoryRecorder(Feature):
         conversations: ConversationTable,
         recent: MutableMapping[tuple[object, ...], int],
         now: Callable[[], float],
-        archive: Archive | None = None,
+        archive: Archive | None,
     ) -> None:
         self._conversations = conversations
         self._recent = recent

@@ -37,7 +37,7 @@ def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -
     assert not re.search(r"\d{3}|[/\\]", text)
     assert ("TARGET" in text) is (why != "repeated")
     assert ("LINE" in text) is (why == "old" and not ok)
-    assert placeholder_text(why, "Read", "", ok=ok)
+    assert placeholder_text(why, "Read", "", ok=ok, error="")
 
 
 def test_nothing_is_charged_more_than_it_weighed() -> None:

@@ -53,7 +53,7 @@ def raw_of(body: bytes) -> OriginalItems:
 def view_of(original: OriginalItems, compaction: Compaction) -> tuple[str, bytes, int]:
     """The block, the body with the view in place of the messages, and the view's weight."""
     block, edits = write_texts(original, compaction, count_tokens, tool_map_of_package())
-    made = assemble(original, compaction, block, edits, lambda raw: original.api.read_item(raw, count_tokens))
+    made = assemble(original, compaction, block, edits, lambda raw: original.api.read_item(raw, count_tokens), note="")
     where = scan(original.body, "messages")
     return block, original.body[: where.start] + made.content + original.body[where.end :], made.tokens
 

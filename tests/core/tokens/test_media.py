@@ -133,13 +133,13 @@ def test_other_files_have_no_size(head: bytes) -> None:
 )
 def test_the_tile_formula(width: int, height: int, detail: str, tokens: int) -> None:
     """Images cost what the provider's published examples say."""
-    assert image_tokens(url(png(width, height)), detail) == tokens
+    assert image_tokens(url(png(width, height)), detail, DEFAULT_PRICES) == tokens
 
 
 @given(st.integers(0, 2**31), st.integers(0, 2**31))
 def test_no_image_costs_more_than_an_unknown_one(width: int, height: int) -> None:
     """For any size in a header, the cost is between one tile and the most expensive shape."""
-    assert TILE_BASE + TILE <= image_tokens(url(png(width, height))) <= UNKNOWN_IMAGE
+    assert TILE_BASE + TILE <= image_tokens(url(png(width, height)), "auto", DEFAULT_PRICES) <= UNKNOWN_IMAGE
 
 
 @given(st.integers(0, 50_000))
@@ -162,7 +162,7 @@ def test_what_cannot_be_seen_counts_as_the_dearest(data: str) -> None:
 def test_wrapped_base64_is_read() -> None:
     """Line breaks inside the data do not hide the header."""
     data = base64.encodebytes(png(512, 512) + b"x" * 500).decode()
-    assert image_tokens("data:image/png;base64,\r\n" + data) == TILE_BASE + TILE
+    assert image_tokens("data:image/png;base64,\r\n" + data, "auto", DEFAULT_PRICES) == TILE_BASE + TILE
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,9 @@ def test_other_media_are_guessed(part: dict[str, Any], tokens: int) -> None:
 def test_a_pdf_is_not_read_as_text() -> None:
     """The same bytes count for less in a PDF than in a text file."""
     data = ";base64," + "A" * 30_000
-    assert file_tokens("data:application/pdf" + data) < file_tokens("data:text/csv" + data)
+    assert file_tokens("data:application/pdf" + data, DEFAULT_PRICES) < file_tokens(
+        "data:text/csv" + data, DEFAULT_PRICES
+    )
 
 
 def pdf(pages: int) -> str:

@@ -23,7 +23,7 @@ PREFIX_HASH = b"c" * 16
 
 def history_of(conversations: ConversationTable, *, compacts: bool = True, summaries: str = "background") -> History:
     originals = ArchiveTable(conversations._access)
-    return History(conversations, originals, lambda: 1_000_100.0, compacts=compacts, summaries=summaries)
+    return History(conversations, originals, lambda: 1_000_100.0, compacts=compacts, summaries=summaries, budgets=False)
 
 
 async def fill(conversations: ConversationTable, *root_hashes: bytes) -> None:
@@ -81,9 +81,9 @@ async def test_other_conversations_are_not_shown() -> None:
     await fill(conversations, b"r" * 16)
     history = history_of(conversations)
     assert await history.conversation(OTHER, NAME) is None
-    assert await history.request_compaction(OTHER, NAME) is None
+    assert await history.request_compaction(OTHER, NAME, share=None) is None
     assert await history.conversation(TENANT, NAME[::-1]) is None
-    assert await history.request_compaction(TENANT, NAME[::-1]) is None
+    assert await history.request_compaction(TENANT, NAME[::-1], share=None) is None
     assert await history.conversations(OTHER) == {"conversations": []}
 
 
@@ -92,7 +92,7 @@ async def test_a_requested_compaction_is_announced(summaries: str, word: str) ->
     """Every thread is to be compacted at its next request, within the time that the answer names."""
     conversations = a_register()
     await fill(conversations, b"r" * 16, b"s" * 16)
-    got = await history_of(conversations, summaries=summaries).request_compaction(TENANT, NAME)
+    got = await history_of(conversations, summaries=summaries).request_compaction(TENANT, NAME, share=None)
     assert got is not None
     assert (got["threads"], got["expires_in_seconds"]) == (2, REQUEST_SECONDS)
     assert word in str(got["message"])
@@ -105,7 +105,7 @@ async def test_a_compaction_is_refused_if_none_is_made_here() -> None:
     conversations = a_register()
     await fill(conversations, b"r" * 16)
     with pytest.raises(Conflict, match=r"compression\.mode"):
-        await history_of(conversations, compacts=False).request_compaction(TENANT, NAME)
+        await history_of(conversations, compacts=False).request_compaction(TENANT, NAME, share=None)
 
 
 async def test_originals_are_shown_a_page_at_a_time() -> None:

@@ -51,7 +51,7 @@ class RecordedReplica:
         self.conversations = a_register(self.disk)
         self.recent: dict[tuple[object, ...], int] = {}
         self.now = 1_000_000.0
-        self.recorder = HistoryRecorder(self.conversations, self.recent, lambda: self.now)
+        self.recorder = HistoryRecorder(self.conversations, self.recent, lambda: self.now, archive=None)
         self.replica = Replica()
 
     async def plan(self, rounds: int, target: CompactionTarget = CompactionTarget()) -> Planned:  # noqa: B008 - frozen

@@ -29,7 +29,7 @@ COMPACT = json.dumps({"conversation": NAME}).encode()
 
 def history_of(table: ConversationTable) -> History:
     """The history of the conversations in *table*."""
-    return History(table, ArchiveTable(table._access), time.time, compacts=True, summaries="background")
+    return History(table, ArchiveTable(table._access), time.time, compacts=True, summaries="background", budgets=False)
 
 
 def history_routes(table: ConversationTable) -> OpenRoutes:
