@@ -128,7 +128,7 @@ def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams
             _key(upstream),
             api_key_header=upstream.key_header,
             headers=_headers(upstream),
-            timeouts=Timeouts(**upstream.timeouts.model_dump()),
+            timeouts=Timeouts(**dict(upstream.timeouts)),
         )
         for upstream in settings.upstreams
         if not upstream.bridged or upstream.provider in OWN_ADDRESSES
@@ -147,7 +147,7 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             ambient=upstream.has_ambient_credentials,
             headers=_headers(upstream),
             options=upstream.options,
-            timeouts=Timeouts(**upstream.timeouts.model_dump()),
+            timeouts=Timeouts(**dict(upstream.timeouts)),
             options_of=_options_of(settings, upstream),
         )
         for upstream in settings.upstreams

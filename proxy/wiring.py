@@ -185,7 +185,7 @@ def policy_of(settings: Settings) -> Policy:
     stages = configured.stages
     allocation = None
     if configured.allocation.is_configured:
-        allocation = Allocation(**configured.allocation.model_dump())
+        allocation = Allocation(**dict(configured.allocation))
     rules = CompactionRules(
         Marks(configured.high_mark, configured.soft_mark, configured.effective_low_mark, configured.low_mark_chats),
         _shares(settings),
@@ -205,7 +205,7 @@ def policy_of(settings: Settings) -> Policy:
         configured.lower_output,
         configured.stored_history,
         economy=configured.policy == "economy",
-        buffers=Buffers(**configured.buffers.model_dump()),
+        buffers=Buffers(**dict(configured.buffers)),
         tools=configuration.tool_map(settings.tools),
         sizes={str(size): tokens for size, tokens in configured.sizes.items()},
         reads_calls=settings.telemetry.budget_log.path is not None,
@@ -277,6 +277,8 @@ def open_models(settings: Settings, catalogue: Catalogue, upstream: Upstreams) -
 def server_config(settings: Settings) -> ServerConfig:
     """Return the server's settings as plain values."""
     server, limits, admin_key = settings.server, settings.server.limits, None
+    # Not by ``model_dump``, for which pydantic would build a serializer.
+    server_limits = {name: value for name, value in limits if name not in ("headers", "items")}
     if server.admin_key is not None:
         admin_key = server.admin_key.get_secret_value()
     return ServerConfig(
@@ -294,5 +296,5 @@ def server_config(settings: Settings) -> ServerConfig:
         hosts=frozenset(name.lower() for name in (server.host, *server.hosts)),
         headers_of=open_model_headers(settings),
         name_of=open_model_names(settings),
-        limits=Limits(header=limits.headers, **limits.model_dump(exclude={"headers", "items"})),
+        limits=Limits(header=limits.headers, **server_limits),
     )

@@ -69,13 +69,13 @@ def _extended(section: type[SomeSection], name: str = "", **fields: Any) -> type
 
 
 TruncateStage = _extended(compression.TruncateStage)
-Stages = _extended(compression.Stages, truncate=(TruncateStage, TruncateStage()))
-Compression = _extended(compression.Compression, stages=(Stages, Stages()))
+Stages = _extended(compression.Stages, truncate=(TruncateStage, TruncateStage.defaults()))
+Compression = _extended(compression.Compression, stages=(Stages, Stages.defaults()))
 Upstream = _extended(upstreams.Upstream)
 AllSettings = _extended(
     Settings,
     "AllSettings",
-    compression=(Compression, Compression()),
+    compression=(Compression, Compression.defaults()),
     upstreams=(GenericAlias(tuple, (Upstream, ...)), ()),
 )
 

@@ -58,13 +58,13 @@ class TruncateStage(Stage):
 class Stages(Section):
     """The stages that may be used; their order is fixed."""
 
-    dedup: DedupStage = DedupStage()
-    prune: PruneStage = PruneStage()
-    truncate: TruncateStage = TruncateStage()
-    fold: Stage = Stage()
-    drop: Stage = Stage()
-    clip: Stage = Stage()
-    tools: Stage = Stage()
+    dedup: DedupStage = DedupStage.defaults()
+    prune: PruneStage = PruneStage.defaults()
+    truncate: TruncateStage = TruncateStage.defaults()
+    fold: Stage = Stage.defaults()
+    drop: Stage = Stage.defaults()
+    clip: Stage = Stage.defaults()
+    tools: Stage = Stage.defaults()
 
 
 class Shares(Section):
@@ -122,11 +122,11 @@ class Allocation(Section):
     @property
     def is_configured(self) -> bool:
         """True if any share is set."""
-        return any(self.model_dump().values())
+        return any(dict(self).values())
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        shares = self.model_dump()
+        shares = dict(self)
         total = sum(shares.values())
         if total > 1 + 1e-9:
             parts = " + ".join(name for name, share in shares.items() if share)
@@ -155,14 +155,14 @@ class Compression(Section):
     lower_output: Literal["last", "first", "never"] = Field(
         default="last", description="When the output limit of a request may be lowered to make room."
     )
-    buffers: Buffers = Buffers()
+    buffers: Buffers = Buffers.defaults()
     stored_history: Literal["truncate", "error"] = Field(
         default="truncate",
         description="If a history that only the provider stores is too long: have it truncated, or pass the error on.",
     )
-    stages: Stages = Stages()
-    shares: Shares = Shares()
-    allocation: Allocation = Allocation()
+    stages: Stages = Stages.defaults()
+    shares: Shares = Shares.defaults()
+    allocation: Allocation = Allocation.defaults()
     sizes: dict[TaskSize, Tokens] = Field(
         default={},
         description="Tokens for the history of a task of each size (x-ullage-task-size); empty: sizes are labels only.",

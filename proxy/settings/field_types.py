@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
@@ -35,13 +35,21 @@ class Section(BaseModel):
     # https://docs.pydantic.dev/latest/api/config/#pydantic.config.ConfigDict.defer_build
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
+    @classmethod
+    def defaults(cls) -> Self:
+        """Return the section with its defaults, which are valid: calling the class would build its validator first.
+
+        https://docs.pydantic.dev/latest/concepts/models/#creating-models-without-validation
+        """
+        return cls.model_construct()
+
 
 def section_of(parent: Section, name: str, kind: type[SomeSection]) -> SomeSection:
     """Return the section *name* of *parent*; the defaults if *parent* was read without the keys of its feature."""
     section = getattr(parent, name, None)
     if isinstance(section, kind):
         return section
-    return kind()
+    return kind.defaults()
 
 
 def raise_problems(problems: list[FieldProblem]) -> None:

@@ -77,7 +77,7 @@ class Server(Section):
         default="manage",
         description="WebSockets of /v1/responses. relay: byte for byte, unmanaged; refuse: clients use HTTP.",
     )
-    limits: Limits = Limits()
+    limits: Limits = Limits.defaults()
     drain: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=300.0, description="Seconds after SIGTERM in which running requests may end."
     )

@@ -58,12 +58,12 @@ class BudgetLog(Section):
 class Telemetry(Section):
     """The log, the metrics, the page and other reports of requests."""
 
-    log: Log = Log()
+    log: Log = Log.defaults()
     metrics: bool = Field(default=True, description="Serve /metrics.")
     traces: bool = Field(default=False, description="Send OpenTelemetry traces, as OTEL_* variables configure them.")
-    budget_log: BudgetLog = BudgetLog()
+    budget_log: BudgetLog = BudgetLog.defaults()
     advice: bool = Field(default=True, description="Log once what fills a conversation that is nearly full.")
-    page: Page = Page()
+    page: Page = Page.defaults()
 
 
 NO_RULE: Final = Model(name="*")
@@ -73,15 +73,15 @@ NO_RULE: Final = Model(name="*")
 class Settings(Section):
     """Everything that can be configured."""
 
-    server: Server = Server()
+    server: Server = Server.defaults()
     store: Store = Field(default_factory=Store)
     upstreams: tuple[Upstream, ...] = ()
     models: tuple[Model, ...] = Field(default=(), description="First match wins; no match is as *.")
-    compression: Compression = Compression()
-    tools: Tools = Tools()
-    injected: InjectedTexts = InjectedTexts()
-    summaries: Summaries = Summaries()
-    telemetry: Telemetry = Telemetry()
+    compression: Compression = Compression.defaults()
+    tools: Tools = Tools.defaults()
+    injected: InjectedTexts = InjectedTexts.defaults()
+    summaries: Summaries = Summaries.defaults()
+    telemetry: Telemetry = Telemetry.defaults()
     overflow_rules: tuple[OverflowRule, ...] = Field(
         default=(), description="Further texts and codes of overflow errors; tried before the packaged ones."
     )

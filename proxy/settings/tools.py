@@ -91,7 +91,7 @@ class TodoNames(Section):
 class WorkNames(Section):
     """Names and patterns by which calls show the state of the work, which a block describes."""
 
-    todos: TodoNames = TodoNames()
+    todos: TodoNames = TodoNames.defaults()
     checks: Patterns = Field(default=(), description="Regular expressions of commands that test, build or check.")
     changes: Patterns = Field(default=(), description="Regular expressions of commands that change something.")
     intents: Patterns = Field(
@@ -103,9 +103,9 @@ class WorkNames(Section):
 class ToolTable(Section):
     """The content of a file of tools."""
 
-    keys: ToolKeys = ToolKeys()
-    written: WrittenForms = WrittenForms()
-    work: WorkNames = WorkNames()
+    keys: ToolKeys = ToolKeys.defaults()
+    written: WrittenForms = WrittenForms.defaults()
+    work: WorkNames = WorkNames.defaults()
     protected: Names = Field(default=(), description="Tools whose results are never left out; names or globs.")
     map: dict[str, ToolRule] = Field(default={}, description="Rules by tool name or glob.")
 

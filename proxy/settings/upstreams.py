@@ -96,7 +96,7 @@ class Upstream(Section):
         default="", description="Header that carries api_key; empty: by host, else authorization."
     )
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
-    timeouts: Timeouts = Timeouts()
+    timeouts: Timeouts = Timeouts.defaults()
     probe: bool = Field(default=True, description="Query the server's windows in the background.")
     include_usage: bool = Field(
         default=False,

@@ -38,6 +38,7 @@ _MOST_FILLER = 9
 
 _UNSPACED = "\u0900-\u097f\u0e00-\u0e7f\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 """Scripts that are read by their characters: Thai and Chinese have no spaces, and Hindi's vowels are no letters."""
+_RUN = re.compile(rf"[{_UNSPACED}]+\*?")
 _TOKEN = lazy_pattern(
     r"(?P<below>(?<![\d)\]] )(?<=[\s:=(])-\d{2,})"
     rf"|(?P<number>(?<![A-Za-z0-9_.])(?:[1-9]\d{{0,2}}(?:[,.'\u202f\u00a0]\d{{3}})+(?![\d])|\d+)(?P<rest>\.\d+|[km](?![a-z])|))"
@@ -239,7 +240,7 @@ def _folded(text: str) -> str:
 
 
 def _is_run(phrase: str) -> bool:
-    return bool(re.fullmatch(rf"[{_UNSPACED}]+\*?", phrase))
+    return _RUN.fullmatch(phrase) is not None
 
 
 def _letter(kind: str | None, sign: str) -> str:
@@ -378,7 +379,7 @@ def phrase_regex(phrase: str) -> re.Pattern[str]:
     if parts.count(_PHRASE_GAP) > _MOST_GAPS:
         raise BadRule(f"a phrase may hold * at most four times: {phrase[:60]!r}")
     parts.append(_literal(literal[at:]))
-    return re.compile("".join(parts), re.IGNORECASE)
+    return lazy_pattern("".join(parts), re.IGNORECASE)
 
 
 def _literal(text: str) -> str:
@@ -414,7 +415,7 @@ def _role(role: Role) -> Role:
 
 def _pattern(says: str, source: str) -> Pattern:
     parts = says.split()
-    return Pattern(source, re.compile("".join(map(_part, parts)), re.DOTALL), "...." in parts)
+    return Pattern(source, lazy_pattern("".join(map(_part, parts)), re.DOTALL), "...." in parts)
 
 
 def _part(part: str) -> str:

@@ -21,7 +21,7 @@ class DeferredTools(Section):
 class CompressionWithDeferredTools(Compression):
     """The section ``compression`` with the settings of deferred tools."""
 
-    deferred_tools: DeferredTools = DeferredTools()
+    deferred_tools: DeferredTools = DeferredTools.defaults()
 
 
 SECTIONS: Final = (CompressionWithDeferredTools,)

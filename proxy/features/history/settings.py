@@ -33,8 +33,8 @@ class Budgets(Section):
 class HistorySettings(Settings):
     """The settings with the sections of the archive and of conversations' budgets."""
 
-    archive: Archive = Archive()
-    budgets: Budgets = Budgets()
+    archive: Archive = Archive.defaults()
+    budgets: Budgets = Budgets.defaults()
 
 
 SECTIONS: Final = (HistorySettings,)

@@ -27,7 +27,7 @@ class Memories(Section):
 class MemoriesSettings(Settings):
     """The settings with the section of memories."""
 
-    memories: Memories = Memories()
+    memories: Memories = Memories.defaults()
 
 
 SECTIONS: Final = (MemoriesSettings,)

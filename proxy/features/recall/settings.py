@@ -27,7 +27,7 @@ class Recall(Section):
 class CompressionWithRecall(Compression):
     """The section ``compression`` with the tool's settings."""
 
-    recall: Recall = Recall()
+    recall: Recall = Recall.defaults()
 
 
 SECTIONS: Final = (CompressionWithRecall,)

@@ -200,6 +200,14 @@ def test_codes_are_the_same_in_any_writing(code: str) -> None:
     assert code_name(code) == "contextlengthexceeded"
 
 
+def test_each_packaged_pattern_compiles() -> None:
+    """No start of the proxy does that: a pattern is compiled at its first use."""
+    rules = read_rules(DATA)
+    patterns = [pattern.regex for pattern in (*(rule.pattern for rule in rules.rules), *rules.figures, *rules.phrases)]
+    assert len(patterns) > 70
+    assert [pattern.pattern for pattern in patterns if pattern.search("\0")] == []
+
+
 def test_patterns_have_bounded_gaps_only() -> None:
     """No pattern repeats without a bound: their time is linear in the length of the text."""
     rules = read_rules(DATA)
