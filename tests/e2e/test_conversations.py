@@ -138,7 +138,7 @@ async def test_a_wish_is_known_to_every_replica_and_granted_once(
         name = loop.headers[-1]["x-ullage-conversation"]
         one, two = loop.fronts
         replica = loop.fronts[(loop.rounds + 1) % 2]
-        got = await request_compaction(replica, name, share=None)
+        got = await request_compaction(replica, name)
         assert got.status_code == 202, got.text
         assert got.json()["threads"] == 1
         assert (await thread(one, name))["compaction_wished"]

@@ -92,7 +92,7 @@ async def test_a_page_of_one_worker_shows_what_both_serve() -> None:
             await asyncio.gather(*(play(proxy, (Scene(f"c{n}", "gpt-4o-mini", "p", (10, 12)),)) for n in range(8)))
             await asyncio.sleep(1.2)
             for _ in range(4):
-                event = await first_event(proxy, key="")
+                event = await first_event(proxy)
                 assert len(event["rows"]) == 8
                 assert (event["snapshot"]["workers"], event["snapshot"]["answered"]) == (2, 2)
                 assert event["snapshot"]["models"]["gpt-4o-mini"]["requests"] == 16
@@ -107,7 +107,7 @@ async def test_texts_stay_in_the_process_unless_the_settings_show_them() -> None
             async with Proxy(stub.url, config=config) as proxy:
                 await play(proxy, (SCENE,))
                 await asyncio.sleep(1.2)
-                (row,) = (await first_event(proxy, key=""))["rows"]
+                (row,) = (await first_event(proxy))["rows"]
                 async with loopback_client(base_url=proxy.root) as client:
                     detail = (await client.get(f"/ullage/conversations/{row['name']}")).json()
                 blocks = [entry["block"] for entry in detail["compactions"]]
