@@ -21,7 +21,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from proxy.core.request import Request
 from proxy.engine.ports import Summary, SummaryRequest
 from proxy.features.history.archive import Archive, ArchiveLimits
 from proxy.features.history.notes import HistoryRecorder
@@ -110,12 +109,12 @@ async def _grown(path: Path, window: int, tokens: int, store: Store, tasks: Task
         lambda outcome, number: None,
         time.monotonic,
     )
-    chronicle = HistoryRecorder(store.conversations, {}, lambda: 1_800_000_000.0, archive)
+    recorder = HistoryRecorder(store.conversations, {}, lambda: 1_800_000_000.0, archive)
     replica = Replica(store.records, summaries=Writer(store))  # type: ignore[arg-type]  # it does not look at what it is asked
     for messages in places(path):
         body = chat_body(messages)
         plan = await replica.plan(body, window)
-        chronicle.answered(Request("chat", body, TENANT, "r"), plan)
+        recorder.answered(plan.view, plan.report, 200)
         taken.events += plan.report.event
         taken.tokens = plan.report.tokens_before or 0
         await asyncio.sleep(0)
