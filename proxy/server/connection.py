@@ -28,7 +28,7 @@ the answer's end     --                     idle; the next request;  its rest is
                                             or closed                while, then closed
 the client leaves    closed                 cancelled                cancelled, or forgotten
 the keep-alive time  closed                 nothing                  nothing
-shut-down            closed                 see ``Drain``            see ``Drain``
+shut-down            ended in order, later  see ``Drain``            see ``Drain``
 ==================== ====================== ======================== ==========================
 
 Private names of aiohttp are used, because its public ones cannot replace the loop: the queue (``_messages``,
@@ -41,9 +41,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
@@ -56,7 +54,7 @@ from msgspec import structs
 
 from proxy.core.http_headers import LONGEST_HEAD, read_head
 from proxy.server.access import Caller
-from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
+from proxy.server.closing_answers import HEAD_TOO_LARGE, UNREADABLE
 from proxy.server.config import Limits
 from proxy.server.incoming import HeadLimit, IncomingRequest, RepeatedHead, is_head_too_large, repeated_head
 from proxy.server.response import ResponseWriter
@@ -87,6 +85,10 @@ copy it once more, which takes 0.3 ms.
 """
 
 
+_MOMENT: Final = 1.0
+"""Seconds since its last answer, or its beginning, in which a connection may bring a request at any time."""
+
+
 class Connection(web.RequestHandler):
     """One client connection. *handle* answers its requests, *refusals* counts unreadable ones by reason.
 
@@ -100,6 +102,7 @@ class Connection(web.RequestHandler):
         "_fed",
         "_first",
         "_grace",
+        "_idle_since",
         "_missing",
         "_most",
         "_opening",
@@ -134,6 +137,7 @@ class Connection(web.RequestHandler):
         self._grace: asyncio.TimerHandle | None = None
         self._arriving: StreamReader | None = None
         self._missing = 0
+        self._idle_since = self._loop.time()
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py.
         self._parser = cast("Any", HeadLimit(self._parser, limits.head))
@@ -154,18 +158,23 @@ class Connection(web.RequestHandler):
         return self.request is None and not self._messages and not self._expected
 
     @property
-    def unanswered(self) -> bool:
-        """True if it has brought no request that was answered."""
-        # aiohttp's time at which an idle connection is closed; it is set after each answer.
-        return not self._next_keepalive_close_time
+    def expects_request(self) -> bool:
+        """True if a request is under way on it, or may be on its way to it: it was used or new a moment ago."""
+        if not self.idle:
+            return True
+        # Without a waiter the connection is ending.
+        return self._waiter is not None and self._loop.time() - self._idle_since < _MOMENT
 
-    def close_if_idle(self) -> None:
-        """Close the connection if it had an answer, and no request is being read, waiting or answered on it.
+    def end_if_idle(self) -> None:
+        """End the connection in order if no request is being read, waiting or answered on it.
 
-        A new connection stays: its first request has probably been sent.
+        What the client has sent meanwhile is dropped: it sees the end of the connection, and no reset.
         """
-        if self.idle and not self.unanswered:
-            self.force_close()
+        waiter = self._waiter
+        if self.idle and waiter is not None and not waiter.done():
+            self._close = True
+            self._messages.append(cast("Any", (None, EMPTY_PAYLOAD)))
+            waiter.set_result(None)
 
     def remember(self, caller: Caller) -> None:
         """Note that requests with the same head as the one under way are *caller*'s, if that is allowed."""
@@ -177,6 +186,8 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin or continue a request with *data*, which is empty if reading resumes after a pause."""
+        if self._close:
+            return  # the connection is ending
         if self._missing > 0:
             data = self._body_received(data)
         if data and self.request is None and not self._messages:
@@ -268,11 +279,11 @@ class Connection(web.RequestHandler):
         return rest
 
     def _process_keepalive(self) -> None:
-        """Close the connection if it is idle. While a body is expected it is not, though aiohttp has no request."""
-        if self._expected:
-            self._keepalive_handle = None
-        else:
+        """Close the connection if it has been idle for its time. If it is not idle, look again later."""
+        if self.idle:
             super()._process_keepalive()
+        else:
+            self._keepalive_handle = self._loop.call_later(self._keepalive_timeout, self._process_keepalive)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop waiting for a body."""
@@ -305,16 +316,29 @@ class Connection(web.RequestHandler):
                     request = self._parsed(message, content)
                 if request is None or not await self._answered(request):
                     break
-                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-                if self._keepalive_handle is None:
-                    closing = self._process_keepalive
-                    self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, closing)
+                self._idle_since = self._loop.time()
+                self._next_keepalive_close_time = self._idle_since + self._keepalive_timeout
         except asyncio.CancelledError:
             self._waiter = None
             self.force_close()
             raise
         if not self._force_close:
+            await self._linger()
             self._end()
+
+    async def _linger(self) -> None:
+        """Tell the client that nothing more comes, and drop what it still sends until it closes, or for a while.
+
+        An early close would reset the connection while the client is sending, and many clients do not look for an
+        answer then: https://www.rfc-editor.org/rfc/rfc9112#section-9.6.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        self._close = True
+        transport.resume_reading()
+        transport.write_eof()
+        await asyncio.sleep(self._lingering_time)  # cancelled if the client closes first
 
     def _end(self) -> None:
         """Close the connection when all written bytes are sent. aiohttp must not wait for this task, which ends."""
@@ -345,8 +369,10 @@ class Connection(web.RequestHandler):
         return out.keep_alive and content.is_eof() and not self._close
 
     def _parsed(self, message: Any, content: StreamReader) -> IncomingRequest | None:
-        """Return the request of a parsed *message*, or None if that is an error, which is answered here."""
+        """Return the request of a parsed *message*, or None if that is an error, which is answered here, or the end."""
         self.caller = None
+        if message is None:
+            return None
         if self._parser is not None:
             self._parser.message_consumed()
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
@@ -399,116 +425,3 @@ class Connection(web.RequestHandler):
             async with asyncio.timeout(self._lingering_time):
                 while not content.is_eof():
                     await content.readany()
-
-
-_LEAST_RESERVE: Final = 16
-"""Descriptors that requests under way need at least, for their upstreams and the store."""
-
-
-def descriptors_short(descriptor: int) -> int:
-    """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
-
-    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest free
-    number, so a number inside the reserve shows that all below it are in use. The whole reserve is freed then, because
-    the next connections get low numbers again, which show nothing about the reserve.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    reserve = max(_LEAST_RESERVE, limit // 8)
-    if limit < 0 or descriptor < limit - reserve:
-        return 0
-    return descriptor - (limit - reserve) + reserve
-
-
-class Listener(web.Server):
-    """Makes connections up to the limit, and counts those that it refuses.
-
-    ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
-    ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
-    any descriptor was left, ``accepted`` all.
-    """
-
-    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
-        super().__init__(
-            cast("Any", handler),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=limits.keep_alive,
-            lingering_time=2.0,
-            max_line_size=limits.header,
-            max_field_size=limits.header,
-            max_headers=limits.fields,
-            auto_decompress=False,
-        )
-        self.refusals: Counter[str] = Counter()
-        options = {"loop": asyncio.get_running_loop(), **self._kwargs}
-        self._make = functools.partial(
-            Connection, self, faults=faults, refusals=self.refusals, limits=limits, **options
-        )
-        self._handler = handler
-        self._most = limits.connections
-        self._open: dict[Connection, None] = {}
-        self._leaving: set[Connection] = set()
-        self.accepted = 0
-        self.crowded = 0
-
-    def connect(self) -> Connection:
-        """Return a new connection: the factory for the event loop. aiohttp's own makes another class."""
-        return self._make(handle=self._handler)
-
-    def answer_with(self, handler: Handler) -> None:
-        """Have *handler* answer from now on, also on open connections, which check their next sender again."""
-        self._handler = handler
-        for connection in self.connections:
-            cast("Connection", connection).answer_with(handler)
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.
-
-        The same holds for descriptors: without any left uvloop drops new connections silently, and asyncio tries to
-        accept them again without end.
-        """
-        super().connection_made(handler, transport)
-        self.accepted += 1
-        short = descriptors_short(transport.get_extra_info("socket").fileno())
-        crowded = short > 0
-        self.crowded += crowded
-        has_room = len(self._open) < self._most and not crowded
-        while not has_room or len(self._leaving) < short:
-            if not self._make_room():
-                break
-            has_room = True
-        if has_room:
-            self._open[cast("Connection", handler)] = None
-            return
-        self.refusals["full"] += 1
-        answer = FULL
-        if crowded:
-            answer = OUT_OF_DESCRIPTORS
-        transport.write(answer)
-        handler.force_close()
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        """Remove a connection."""
-        self._open.pop(cast("Connection", handler), None)
-        self._leaving.discard(cast("Connection", handler))
-        super().connection_lost(handler, exc)
-
-    def close_idle(self) -> None:
-        """Close the connections on which no request is under way, except new ones."""
-        for connection in self.connections:
-            cast("Connection", connection).close_if_idle()
-
-    def expects_requests(self) -> bool:
-        """True if a request is under way on any connection, or a first one may be."""
-        return any(connection.unanswered or not connection.idle for connection in self._open)
-
-    def _make_room(self) -> bool:
-        """Close the oldest idle connection. Return False if none is idle."""
-        idle = next((connection for connection in self._open if connection.idle), None)
-        if idle is None:
-            return False
-        del self._open[idle]
-        self._leaving.add(idle)
-        self.refusals["made_room"] += 1
-        idle.force_close()
-        return True

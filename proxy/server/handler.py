@@ -144,8 +144,6 @@ class Handler:
                 raise
         finally:
             drain.running.discard(task)
-            if drain.draining:
-                out.keep_alive = False
             self._finish(call, began)
         return out
 
@@ -442,10 +440,12 @@ class Handler:
         headers = [*reply.headers, *own]
         if call.cors:
             headers = [*without(headers, "access-control-"), *call.cors]
+        is_sized = bool(reply.header("content-length"))
         if hider is not None:
             headers = without(headers, "content-length")
-        is_sized = hider is None and bool(reply.header("content-length"))
+            is_sized = False
         out = call.out
+        out.keep_alive = out.keep_alive and not self._drain.draining
         try:
             out.start(
                 reply.status,

@@ -13,19 +13,22 @@ from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
-from proxy.server.connection import Listener
 from proxy.server.handler import Handler
+from proxy.server.listener import Listener
 from proxy.server.models import Models
 from proxy.tasks import Faults
 
 _EMPTY_ROUNDS: Final = 4
-"""Rounds of the event loop without a new connection that show that none waits.
+"""Rounds of the event loop without a new connection that show that none waits, and in which all waiting bytes are read.
 
 uvloop accepts one connection a round, and asyncio takes three rounds before the first.
 """
 
 _LAST_SECONDS: Final = 0.25
 """Seconds that the last connections have to bring a request; clients send it with the handshake's last packet."""
+
+_UNUSED_SECONDS: Final = 0.25
+"""Interval at which connections are looked at during the drain."""
 
 _LOOKS: Final = 25
 """Number of times that these connections are looked at meanwhile."""
@@ -130,12 +133,21 @@ class Server:
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones finish for *seconds*, then end them with an error.
 
-        The port stays open meanwhile, so that health checks get an answer and callers a readable 503.
+        The port stays open meanwhile, so that health checks get an answer and callers a readable 503. So do connections
+        that were used a moment ago, on which a request may be on its way.
         """
         self._drain.draining = True
-        if self._listener is not None:
-            self._listener.close_idle()
-        await self._drain.drain(seconds)
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(self._end_unused(), name="end unused connections")
+            await self._drain.drain(seconds)
+            ending.cancel()
+
+    async def _end_unused(self) -> None:
+        """End connections in order as soon as they are not used any more."""
+        await _read_waiting()
+        while self._listener is not None:
+            self._listener.end_unused()
+            await asyncio.sleep(_UNUSED_SECONDS)
 
     async def stop_listening(self) -> None:
         """Close the port so that no connection is reset: those that wait are accepted first, and answered with 503.
@@ -150,8 +162,11 @@ class Server:
             sockets.close()
         for _ in range(_LOOKS):
             if not self._listener.expects_requests():
-                return
+                break
             await asyncio.sleep(_LAST_SECONDS / _LOOKS)
+        await _read_waiting()
+        self._listener.end_idle()
+        await asyncio.sleep(_LAST_SECONDS / _LOOKS)
 
     async def _accept_waiting(self, listener: Listener) -> None:
         """Let the event loop accept the connections that wait, but not all that clients may go on to open."""
@@ -171,4 +186,11 @@ class Server:
         for close_socket in list(self._drain.socket_closers):
             close_socket()
         if self._listener is not None:
+            self._listener.close_idle()
             await self._listener.shutdown(0.5)
+
+
+async def _read_waiting() -> None:
+    """Let the event loop read what has arrived."""
+    for _ in range(_EMPTY_ROUNDS):
+        await asyncio.sleep(0)

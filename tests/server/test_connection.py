@@ -72,6 +72,20 @@ async def test_a_head_that_is_too_large_is_refused(head):
         assert (at.stage.heard, at.server.refusals) == ([], {"head_too_large": 1})
 
 
+async def test_a_head_that_is_far_too_large_is_refused_in_order():
+    """A client that first sends its whole head, and only then looks for an answer, finds it: nothing is reset."""
+    async with running_server() as at:
+        reader, writer = await at.connect()
+        writer.write(GET)
+        for _ in range(40):
+            writer.write(fields(1, 100_000))
+            await asyncio.wait_for(writer.drain(), 60)
+            await asyncio.sleep(0.002)
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 431 ")
+        writer.write(b"\r\n")
+        await asyncio.wait_for(writer.drain(), 60)
+
+
 @pytest.mark.parametrize(
     ("start", "status"), [(GET, b"431"), (b"", b"431"), (CHUNKED + b"0\r\n", b"400"), (CHUNKED + b"1;ext=", b"400")]
 )
@@ -452,7 +466,7 @@ async def test_a_body_that_is_expected_keeps_its_connection_open():
         writer.write(HEAD % 2 + b"{")
         assert await eventually(lambda: at.server.in_flight == 1)
         await asyncio.sleep(1.2)
-        at.server._listener.close_idle()
+        at.server._listener.end_idle()
         writer.write(b"}")
         assert await answered(reader) == "200"
 

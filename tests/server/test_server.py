@@ -44,6 +44,54 @@ async def test_draining_lets_running_requests_finish_and_refuses_new_ones():
         assert at.server.in_flight == 0
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_connection_in_use_is_not_cut_by_a_drain(begun):
+    """An answer that begins during the drain says that it is the last; behind an earlier one comes a readable 503."""
+    async with running_server() as at:
+        arrived, go = asyncio.Event(), asyncio.Event()
+
+        async def script(heard, reader, writer):
+            if begun:
+                writer.write(SSE + b"3\r\none\r\n")
+            arrived.set()
+            await go.wait()
+            writer.write(b"0\r\n\r\n" if begun else raw_answer())
+
+        at.stage.script = script
+        used_reader, used = await at.connect()
+        used.write(POST.replace(b"POST /v1/chat/completions", b"GET /health/live"))
+        await asyncio.wait_for(used_reader.readuntil(b"}"), 60)
+        reader, writer = await at.connect()
+        writer.write(POST)
+        await asyncio.wait_for(arrived.wait(), 60)
+        if begun:
+            await asyncio.wait_for(reader.readuntil(b"one\r\n"), 60)
+        drained = asyncio.ensure_future(at.server.drain(60))
+        await asyncio.sleep(0.01)
+        used.write(POST)
+        assert (await asyncio.wait_for(used_reader.read(), 60)).startswith(b"HTTP/1.1 503")
+        go.set()
+        if begun:
+            await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
+            writer.write(POST)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        assert answer.startswith(b"HTTP/1.1 503" if begun else b"HTTP/1.1 200")
+        assert b"\r\nconnection: close\r\n" in answer
+        await asyncio.wait_for(drained, 60)
+
+
+async def test_what_is_sent_while_a_connection_is_closed_is_not_reset():
+    """An idle connection ends in order: a client that sends at that moment sees an end and no reset."""
+    async with running_server() as at:
+        reader, writer = await at.connect()
+        writer.write(POST)
+        await asyncio.wait_for(reader.readuntil(b"{}"), 60)
+        at.server._listener.end_idle()
+        writer.write(POST)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert len(at.stage.heard) == 1
+
+
 async def test_connections_that_wait_at_the_end_are_answered():
     """What the system accepted before the port was closed gets a readable 503, and no reset."""
     async with running_server() as at:
