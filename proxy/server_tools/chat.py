@@ -11,7 +11,8 @@ from typing import Any, Final
 from proxy.core.apis.json_edit import json_bytes, to_json
 from proxy.core.apis.json_steps import as_object, objects
 from proxy.server_tools.events import written
-from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts
+from proxy.server_tools.merger import Call, Names, StreamMerger, with_texts
+from proxy.server_tools.pieces import add_piece, assembled, assembled_members
 
 _USUAL_MEMBERS: Final = ("role", "content", "tool_calls")
 _MOST_OTHER_MEMBERS: Final = 32
@@ -130,9 +131,9 @@ class ChatMerger(StreamMerger):
     @property
     def output(self) -> dict[str, Any]:
         """The message so far."""
-        message = {name: assembled(member) for name, member in self._message.items()}
+        message = assembled_members(self._message)
         if self._calls:
-            message["tool_calls"] = [_assembled_call(call) for call in self._calls]
+            message["tool_calls"] = list(map(assembled_members, self._calls))
         return message
 
     def _note(self, value: dict[str, Any]) -> None:
@@ -219,7 +220,9 @@ class ChatMerger(StreamMerger):
         """Return the new index of each call of the client's tools, by its position. Calls behind the end have none."""
         if self._new_indexes is None:
             calls = enumerate(self._calls)
-            remaining = [position for position, call in calls if not _is_server_call(_assembled_call(call), self.names)]
+            remaining = [
+                position for position, call in calls if not _is_server_call(assembled_members(call), self.names)
+            ]
             self._new_indexes = {position: index for index, position in enumerate(remaining)}
         return self._new_indexes
 
@@ -233,10 +236,6 @@ class ChatMerger(StreamMerger):
 
 new_stream = ChatMerger
 """Makes the merger for the stream of a new answer."""
-
-
-def _assembled_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: assembled(member) for name, member in call.items()}
 
 
 def _choice(value: Mapping[str, Any]) -> dict[str, Any]:

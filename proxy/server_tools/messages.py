@@ -15,7 +15,8 @@ from typing import Any, Final
 from proxy.core.apis.json_edit import to_json
 from proxy.core.compaction.truncate import OMITTED
 from proxy.server_tools.events import kind_of, without_nulls, written
-from proxy.server_tools.merger import Call, Names, StreamMerger, add_piece, assembled, with_texts, without_calls
+from proxy.server_tools.merger import Call, Names, StreamMerger, with_texts, without_calls
+from proxy.server_tools.pieces import add_piece, assembled, assembled_members
 
 Block = Mapping[str, Any]
 
@@ -106,7 +107,7 @@ class MessagesMerger(StreamMerger):
         return [self._block(index) for index in sorted(self._blocks)]
 
     def _block(self, index: int) -> dict[str, Any]:
-        block = {name: assembled(member) for name, member in self._blocks[index].items()}
+        block = assembled_members(self._blocks[index])
         if index in self._citations:
             block["citations"] = self._citations[index]
         if index not in self._inputs:
