@@ -16,7 +16,7 @@ from proxy.core.http_headers import CREDENTIALS
 from proxy.core.request import Origin
 from proxy.engine.ports import Reply, Upstream
 from proxy.engine.replies import read_up_to
-from proxy.summaries.api_formats import API_FORMATS, ApiFormat, ModelAnswer, parse_answer
+from proxy.summaries.apis import SUMMARY_APIS, ModelAnswer, SummaryApi, parse_answer
 
 MAX_ANSWER: Final = 4 * 2**20
 """Most bytes of an answer that are read."""
@@ -135,7 +135,7 @@ def call_path(summariser: Summariser, origin: Origin) -> str:
     if summariser.api == gemini.API:
         return generation_path(origin.path_qs, summariser.model)
     if not summariser.uses_client_headers:
-        return API_FORMATS[summariser.api].path
+        return SUMMARY_APIS[summariser.api].path
     if summariser.is_request_model:
         return origin.path_qs
     model = quote(summariser.model, safe="")
@@ -163,10 +163,10 @@ async def call_model(
         if error.status == 504:
             raise CallFailed("timeout") from None
         raise CallFailed("unreachable") from None
-    return _usable(API_FORMATS[summariser.api], reply, b"".join(chunks))
+    return _usable(SUMMARY_APIS[summariser.api], reply, b"".join(chunks))
 
 
-def _usable(api: ApiFormat, reply: Reply, data: bytes) -> ModelAnswer:
+def _usable(api: SummaryApi, reply: Reply, data: bytes) -> ModelAnswer:
     """Return the answer in *data*. Raises ``CallFailed`` if it is not one whole text."""
     if reply.status == 429:
         raise CallFailed("limited", limited=True)

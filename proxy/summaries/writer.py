@@ -16,7 +16,7 @@ from proxy.core.conversation import Count, ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
 from proxy.offload import in_background
-from proxy.summaries.api_formats import API_FORMATS, append_to_prompt, encode_json, output_allowance
+from proxy.summaries.apis import SUMMARY_APIS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
 from proxy.summaries.prompts import Prompts, most_words, split_transcript
 from proxy.summaries.source import Source
@@ -163,7 +163,7 @@ class Writer:
         if cached is None or cached.tokens * _CACHED_MARGIN + output + FRAME > summariser.window:
             return None
         body = append_to_prompt(
-            API_FORMATS[summariser.api],
+            SUMMARY_APIS[summariser.api],
             summariser.model,
             cached.envelope_json,
             cached.items,
@@ -212,7 +212,7 @@ class Writer:
         system = self._prompts.system(nonce, run.words)
         text = self._prompts.request(nonce, chunk, run.text)
         output = output_allowance(summariser.model, cap)
-        return encode_json(API_FORMATS[summariser.api].build_body(summariser.model, system, text, output))
+        return encode_json(SUMMARY_APIS[summariser.api].build_body(summariser.model, system, text, output))
 
 
 class _Run(msgspec.Struct):

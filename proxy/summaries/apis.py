@@ -32,7 +32,7 @@ class ModelAnswer(msgspec.Struct, frozen=True):
     usage: Usage = NO_USAGE
 
 
-class ApiFormat(msgspec.Struct, frozen=True):
+class SummaryApi(msgspec.Struct, frozen=True):
     """One API: the ``path`` of a call, the name of the list of items, and how bodies and answers are written.
 
     ``build_body`` takes the model, the system text, the user text and the output tokens. ``limits`` takes the model and
@@ -69,7 +69,7 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
 
 
 def append_to_prompt(
-    api: ApiFormat, model: str, envelope_json: str, items: bytes, instruction: str, output: int
+    api: SummaryApi, model: str, envelope_json: str, items: bytes, instruction: str, output: int
 ) -> bytes:
     """Return a prompt that the provider may have cached, followed by *instruction*: the items keep their bytes.
 
@@ -86,7 +86,7 @@ def append_to_prompt(
     return encode_json(members)[:-1] + b',"' + api.list_name.encode() + b'":[' + all_items + b"]}"
 
 
-def parse_answer(api: ApiFormat, data: bytes) -> ModelAnswer | None:
+def parse_answer(api: SummaryApi, data: bytes) -> ModelAnswer | None:
     """Return the answer in *data*; None if it is no answer of this API."""
     try:
         return api.parse(json.loads(data))
@@ -210,9 +210,9 @@ def _text(content: object) -> str:
 
 _NO_CALLS: Final = {"tool_choice": "none"}
 
-API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
+SUMMARY_APIS: Final[Mapping[str, SummaryApi]] = MappingProxyType(
     {
-        "chat": ApiFormat(
+        "chat": SummaryApi(
             path="/v1/chat/completions",
             list_name="messages",
             build_body=_chat_body,
@@ -224,7 +224,7 @@ API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
         ),
         # Anthropic's cache also depends on tool_choice, so that it stays as it is:
         # https://platform.claude.com/docs/en/build-with-claude/prompt-caching
-        "messages": ApiFormat(
+        "messages": SummaryApi(
             path="/v1/messages",
             list_name="messages",
             build_body=_messages_body,
@@ -234,7 +234,7 @@ API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
             without_calls={},
             parse=_parse_messages,
         ),
-        "responses": ApiFormat(
+        "responses": SummaryApi(
             path="/v1/responses",
             list_name="input",
             build_body=_responses_body,
@@ -253,7 +253,7 @@ API_FORMATS: Final[Mapping[str, ApiFormat]] = MappingProxyType(
             without_calls=_NO_CALLS,
             parse=_parse_responses,
         ),
-        "gemini": ApiFormat(
+        "gemini": SummaryApi(
             path="/v1beta/models/",
             list_name="contents",
             build_body=_gemini_body,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.summaries.api_formats import (
-    API_FORMATS,
+from proxy.summaries.apis import (
     REASONING_TOKENS,
+    SUMMARY_APIS,
     ModelAnswer,
     append_to_prompt,
     encode_json,
@@ -39,10 +39,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("api", API_FORMATS)
+@pytest.mark.parametrize("api", SUMMARY_APIS)
 def test_an_answer_gives_its_text_and_what_it_took(api: str) -> None:
     """The text without thoughts, and both token figures, cached input included."""
-    written = parse_answer(API_FORMATS[api], encode_json(ANSWERS[api]))
+    written = parse_answer(SUMMARY_APIS[api], encode_json(ANSWERS[api]))
     assert written is not None
     assert (written.text, written.called_tools, written.cut_short) == ("text", False, False)
     assert (written.usage.input_tokens, written.usage.output_tokens) == (7, 2)
@@ -56,7 +56,7 @@ CUT = {
 }
 
 
-@pytest.mark.parametrize("api", API_FORMATS)
+@pytest.mark.parametrize("api", SUMMARY_APIS)
 def test_an_answer_that_was_cut_short_is_recognised(api: str) -> None:
     """An answer that ended at the output limit says so."""
     answer = json.loads(json.dumps(ANSWERS[api]))
@@ -65,7 +65,7 @@ def test_an_answer_that_was_cut_short_is_recognised(api: str) -> None:
     for step in path:
         node = node[step]
     node[key] = value
-    written = parse_answer(API_FORMATS[api], encode_json(answer))
+    written = parse_answer(SUMMARY_APIS[api], encode_json(answer))
     assert written is not None
     assert written.cut_short
 
@@ -78,19 +78,19 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("api", API_FORMATS)
+@pytest.mark.parametrize("api", SUMMARY_APIS)
 def test_a_tool_call_is_recognised(api: str) -> None:
     """A model that calls tools instead of writing is recognised."""
-    assert parse_answer(API_FORMATS[api], encode_json(CALLS[api])) == ModelAnswer("", called_tools=True)
+    assert parse_answer(SUMMARY_APIS[api], encode_json(CALLS[api])) == ModelAnswer("", called_tools=True)
 
 
-@pytest.mark.parametrize("api", API_FORMATS)
+@pytest.mark.parametrize("api", SUMMARY_APIS)
 @pytest.mark.parametrize(
     "data", [b"", b"null", b"[]", b"{}", b"not json", b'{"choices": [null], "content": 3, "output": 3}']
 )
 def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
     """Anything that is not this API's answer is nothing."""
-    assert parse_answer(API_FORMATS[api], data) is None
+    assert parse_answer(SUMMARY_APIS[api], data) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_answer_is_none(api: str, data: bytes) -> None:
 )
 def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> None:
     """The body has the model, the instructions apart from the data, and the most that may be written; no tools."""
-    body = json.loads(encode_json(API_FORMATS[api].build_body("some-model", "the rules", "the data", 500)))
+    body = json.loads(encode_json(SUMMARY_APIS[api].build_body("some-model", "the rules", "the data", 500)))
     assert body["model"] == "some-model"
     assert body[figure] == 500
     assert "tools" not in body
@@ -110,7 +110,7 @@ def test_a_question_names_model_rules_text_and_limit(api: str, figure: str) -> N
 
 def test_geminis_path_names_the_model() -> None:
     """The body has the rules, the data, and room for thoughts; a warm prompt keeps tools that are not to be called."""
-    api = API_FORMATS["gemini"]
+    api = SUMMARY_APIS["gemini"]
     body = api.build_body("some-model", "the rules", "the data", 500)
     assert body == {
         "systemInstruction": {"parts": [{"text": "the rules"}]},
@@ -129,7 +129,7 @@ def test_geminis_path_names_the_model() -> None:
 
 def test_models_that_think_get_room_for_it() -> None:
     """A thinking model is asked with the figure it takes, and thoughts do not eat the summary's room."""
-    assert "max_completion_tokens" in API_FORMATS["chat"].build_body("openai/gpt-5-mini", "", "", 9)
+    assert "max_completion_tokens" in SUMMARY_APIS["chat"].build_body("openai/gpt-5-mini", "", "", 9)
     assert output_allowance("o3-mini", 400) - output_allowance("gpt-4o", 400) == REASONING_TOKENS
 
 
@@ -141,7 +141,7 @@ def test_a_warm_prompt_keeps_its_bytes(api: str, items: str) -> None:
         {"model": "m", "tools": [{"name": "t"}], "system": "s", "instructions": "i", items: [], "stream": True,
          "stream_options": {}, "max_tokens": 9, "n": 2}
     )  # fmt: skip
-    body = append_to_prompt(API_FORMATS[api], "own-name", outline, sent, "Sum up.", 300)
+    body = append_to_prompt(SUMMARY_APIS[api], "own-name", outline, sent, "Sum up.", 300)
     assert b'"' + items.encode() + b'":[' + sent + b"," in body
     parsed = json.loads(body)
     assert "Sum up." in json.dumps(parsed[items][-1])
