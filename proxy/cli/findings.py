@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from proxy.cli.output import figures_table
-from proxy.core.advice import short_target
+from proxy.core.advice import answered_call, short_target
 from proxy.core.compaction.view import call_target
 from proxy.core.decisions import MeasuredRequest
 from proxy.core.tool_table import ToolMap
@@ -113,7 +113,7 @@ def find_results(measured: MeasuredRequest, tools: ToolMap, number: int = 1) -> 
     items, ratio = measured.parsed.items, measured.known.token_ratio
     fresh = fresh_results(items, measured.counts.total, measured.budget.input)
     return [
-        FreshResult(_call_of(measured, index, tools), int(tokens * ratio), round(fresh.share(tokens), 3), number)
+        FreshResult(_label_of(measured, index, tools), int(tokens * ratio), round(fresh.share(tokens), 3), number)
         for index, tokens in fresh.tokens
     ]
 
@@ -123,17 +123,12 @@ def largest(results: list[FreshResult]) -> tuple[FreshResult, ...]:
     return tuple(sorted(results, key=lambda result: -result.tokens)[:MOST_SHOWN])
 
 
-def _call_of(measured: MeasuredRequest, index: int, tools: ToolMap) -> str:
+def _label_of(measured: MeasuredRequest, index: int, tools: ToolMap) -> str:
     """Return tool and target of the first call that the item *index* answers."""
-    items = measured.parsed.items
-    call_id = items[index].answers[0]
-    for earlier in reversed(range(index)):
-        if call_id in items[earlier].calls:
-            text = measured.api_format.read_item_text(measured.parsed.item(earlier))
-            position = items[earlier].calls.index(call_id)
-            if position < len(text.calls):
-                return call_label(*text.calls[position], tools)
-    return "(a result without its call)"
+    call = answered_call(measured, index)
+    if call is None:
+        return "(a result without its call)"
+    return call_label(*call, tools)
 
 
 def call_label(name: str, arguments: str, tools: ToolMap) -> str:

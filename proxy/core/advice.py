@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from proxy.core.compaction.view import call_target
-from proxy.core.decisions import CountedView
+from proxy.core.decisions import CountedView, MeasuredRequest
 from proxy.core.report import Report
 from proxy.core.tool_table import ToolMap
 
@@ -126,8 +126,8 @@ def advise(view: CountedView, report: Report, tools: ToolMap) -> Advice | None:
     if part is None:
         return None
     tool = target = ""
-    if part.kind == "tool result":
-        tool, target = _call_of(view, part.index, tools)
+    if part.kind == "tool result" and (call := answered_call(view.measured, part.index)) is not None:
+        tool, target = call[0], short_target(call_target(*call, tools), LONGEST_TARGET)
     return Advice(part.kind, min(1.0, part.tokens / total), part.tokens, tool, target)
 
 
@@ -171,23 +171,18 @@ def _first_item(view: CountedView) -> tuple[int, frozenset[int]]:
     return record.compaction.cut, frozenset(record.edits)
 
 
-def _call_of(view: CountedView, index: int, tools: ToolMap) -> tuple[str, str]:
-    """Return the tool and the target of the call that the item at *index* answers first; empty if it is unknown."""
-    items = view.measured.parsed.items
+def answered_call(measured: MeasuredRequest, index: int) -> tuple[str, str] | None:
+    """Return name and arguments of the call that the item at *index* answers first; None if it is unknown."""
+    items = measured.parsed.items
     if not items[index].answers:
-        return "", ""
+        return None
     answered = items[index].answers[0]
     for before in range(index - 1, -1, -1):
         calls = items[before].calls
-        if answered not in calls:
-            continue
-        text = view.measured.api_format.read_item_text(view.measured.parsed.item(before))
-        at = calls.index(answered)
-        if at >= len(text.calls):
-            return "", ""
-        name, arguments = text.calls[at]
-        return name, short_target(call_target(name, arguments, tools), LONGEST_TARGET)
-    return "", ""
+        if answered in calls:
+            text, at = measured.api_format.read_item_text(measured.parsed.item(before)), calls.index(answered)
+            return next(iter(text.calls[at : at + 1]), None)
+    return None
 
 
 def short_target(target: str, most: int) -> str:

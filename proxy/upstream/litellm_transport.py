@@ -64,7 +64,7 @@ class Transport(httpx.AsyncHTTPTransport):
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 response.stream = _Watched(response.stream, call)
                 return response
-            call.error = await _text(response)
+            call.error = await _beginning(response)
         except httpx.TransportError as error:
             call.broken = error
             if isinstance(error, httpx.TimeoutException):
@@ -94,7 +94,8 @@ class _Watched(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _text(response: httpx.Response) -> bytes:
+async def _beginning(response: httpx.Response) -> bytes:
+    """Return the body of *response*, of a longer one a little more than ``LARGEST_ERROR`` bytes; then close it."""
     parts, size = [], 0
     async for chunk in response.aiter_bytes():
         parts.append(chunk)
