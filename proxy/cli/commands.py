@@ -29,12 +29,17 @@ from proxy.cli.options import (
     REFUSED,
     AddressOption,
     ConfigOption,
+    KeyOption,
+    ModelOption,
     Overrides,
     UpstreamOption,
     fail,
+    http_address,
     key_in,
+    model_name,
     overrides_of,
     settings_of,
+    variable_name,
 )
 from proxy.cli.run import run
 
@@ -185,7 +190,10 @@ def models(
     config: ConfigOption = None,
     upstream: UpstreamOption = None,
     key_env: Annotated[
-        str | None, typer.Option(help="Variable with a client's key: shows what its traffic taught.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Variable with a client's key: shows what its traffic taught.", metavar="NAME", callback=variable_name
+        ),
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Show every column, wider than 80 characters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per model.")] = False,
@@ -219,10 +227,12 @@ def models(
 @app.command()
 def doctor(
     upstream: Annotated[str | None, typer.Option(help="The server: http(s)://host/v1.", metavar="URL")] = None,
-    model: Annotated[str | None, typer.Option(help="Model to ask [default: the first one listed].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask [default: the first one listed].", callback=model_name)
+    ] = None,
     config: ConfigOption = None,
     window: Annotated[int | None, typer.Option(help="Context window of the model, in tokens.", min=1)] = None,
-    key_env: Annotated[str | None, typer.Option(help="Environment variable with the key.", metavar="NAME")] = None,
+    key_env: KeyOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Send the long request even where it may be billed.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds each request may take.", min=1)] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -258,7 +268,7 @@ def doctor(
 def replay(
     path: Annotated[Path, typer.Argument(help="Past conversations: a file, or a folder of files.", metavar="FILE|DIR")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
-    model: Annotated[str, typer.Option(help="Model of conversations that name none.")] = "gpt-5",
+    model: Annotated[str, typer.Option(help="Model of conversations that name none.", callback=model_name)] = "gpt-5",
     top: Annotated[int, typer.Option(help="Rows of conversations, the largest ones.", min=1)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every conversation.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.", metavar="FILE")] = None,
@@ -318,7 +328,9 @@ def fit(
     request: Annotated[str, typer.Argument(help="A request's JSON body; - reads standard input.", metavar="REQUEST")],
     window: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
     config: ConfigOption = None,
-    model: Annotated[str | None, typer.Option(help="Treat it as a request for this model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Treat it as a request for this model.", callback=model_name)
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write that to open in a browser.", metavar="FILE")] = None,
 ) -> None:
@@ -395,7 +407,8 @@ def health(
 def top(
     url: AddressOption = None,
     key_env: Annotated[
-        str | None, typer.Option(help="Variable with the admin key of a remote proxy.", metavar="NAME")
+        str | None,
+        typer.Option(help="Variable with the admin key of a remote proxy.", metavar="NAME", callback=variable_name),
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.2)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the figures once, as a pipe gets them.")] = False,
@@ -413,12 +426,13 @@ def top(
 @app.command()
 def connect(
     client: Annotated[str | None, typer.Argument(help="Name of the client.", metavar="CLIENT")] = None,
-    model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,
+    model: ModelOption = None,
     window: Annotated[int | None, typer.Option(help="Its window in tokens [default: the known one].", min=1)] = None,
     url: Annotated[
-        str | None, typer.Option(help="The proxy's address [default: as configured].", metavar="URL")
+        str | None,
+        typer.Option(help="The proxy's address [default: as configured].", metavar="URL", callback=http_address),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME")] = None,
+    key: KeyOption = None,
     config: Annotated[Path | None, typer.Option(help="The proxy's YAML file.", metavar="FILE")] = None,
     roomy: Annotated[
         bool, typer.Option("--roomy", help="Write ten times the window, so that the client itself does not compact.")

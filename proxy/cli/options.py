@@ -6,8 +6,10 @@ Imports nothing heavy: ``ullage --help`` and the container's health check do wit
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,16 +19,52 @@ if TYPE_CHECKING:
 Overrides = dict[tuple[str, ...], object]
 """Settings given as options, by their path. They replace settings of the file and the environment."""
 
+REFUSED: Final = 1
+MISUSED: Final = 2
+"""Exit codes of a command that was used rightly and whose answer is no, and of one that was used wrongly."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+"""The names of variables that a shell sets: https://pubs.opengroup.org/onlinepubs/9799919799/basedefs/V1_chap08.html"""
+
+
+def model_name(value: str | None) -> str | None:
+    """Return *value*, the name of a model; end the process if it is none."""
+    if value is not None and not (value.strip() and value.isprintable()):
+        fail(MISUSED, "--model needs the name of a model.")
+    return value
+
+
+def variable_name(value: str | None) -> str | None:
+    """Return *value*, the name of an environment variable; end the process, without a word of it, if it is none."""
+    if value is not None and not _VARIABLE.match(value):
+        fail(MISUSED, "A key is not given itself: give the name of the environment variable that holds it.")
+    return value
+
+
+def http_address(value: str | None) -> str | None:
+    """Return *value*, the address of a proxy; end the process if it is none."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        is_address = False
+    if not is_address or not value.isprintable() or " " in value:
+        fail(MISUSED, f"--url {value}: give scheme and host, such as http://127.0.0.1:8484.")
+    return value
+
+
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")]
 UpstreamOption = Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")]
 AddressOption = Annotated[
     str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
 ]
+ModelOption = Annotated[str | None, typer.Option(help="The model that it requests.", callback=model_name)]
+KeyOption = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME", callback=variable_name)
+]
 """Options of several commands."""
-
-REFUSED: Final = 1
-MISUSED: Final = 2
-"""Exit codes of a command that was used rightly and whose answer is no, and of one that was used wrongly."""
 
 
 def overrides_of(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:

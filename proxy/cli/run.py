@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from proxy.cli.options import MISUSED, ConfigOption, Overrides, fail, overrides_of, settings_of
+from proxy.cli.options import MISUSED, ConfigOption, ModelOption, Overrides, fail, overrides_of, settings_of
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
@@ -72,7 +72,7 @@ def run(
         str | None, typer.Option(help="The upstream [default: the client's own provider].", metavar="URL")
     ] = None,
     config: ConfigOption = None,
-    model: Annotated[str | None, typer.Option(help="The model that it requests.")] = None,
+    model: ModelOption = None,
     window: Annotated[int | None, typer.Option(help="Its window in tokens [default: the known one].", min=1)] = None,
     store: Annotated[
         str | None, typer.Option(help="embedded, memory or a redis:// URL [default: memory].", metavar="URL")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from proxy.cli.options import MISUSED, REFUSED, fail, overrides_of, settings_of
+from proxy.cli import app
+from proxy.cli.options import MISUSED, REFUSED, fail, http_address, model_name, overrides_of, settings_of, variable_name
 
 
 def test_an_upstream_replaces_the_files_list_and_a_window_is_added(tmp_path: Path) -> None:
@@ -37,3 +39,44 @@ def test_an_end_has_its_code_and_its_sentence(capsys: pytest.CaptureFixture[str]
     with pytest.raises(typer.Exit) as ended:
         fail(MISUSED, "Give a file.")
     assert (ended.value.exit_code, capsys.readouterr().err) == (2, "Give a file.\n")
+
+
+@pytest.mark.parametrize("command", ["connect codex", "run", "fit", "replay", "doctor"])
+@pytest.mark.parametrize("name", ["", " ", "a\nb"])
+def test_an_empty_model_is_none(command: str, name: str, tmp_path: Path) -> None:
+    """It would be written into a client's file, or sent: a variable of a script that is not set."""
+    words = [*command.split(), "--model", name, *{"run": ["true"]}.get(command, [])]
+    if command in ("fit", "replay"):
+        words.append(str(tmp_path))
+    ran = CliRunner().invoke(app, words)
+    assert (ran.exit_code, ran.output) == (MISUSED, "--model needs the name of a model.\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["connect codex --model m --key", "models --key-env", "doctor --key-env", "top --key-env"]
+)
+@pytest.mark.parametrize("value", ["", "sk-proj-0123", "A B", "1A"])
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(words: str, value: str) -> None:
+    """A client's file would have it as a name, in plain text."""
+    ran = CliRunner().invoke(app, [*words.split(), value])
+    assert ran.exit_code == MISUSED
+    assert "the name of the environment variable" in ran.output
+    assert value not in ran.output.split() or not value
+
+
+@pytest.mark.parametrize(
+    "value", ["", "foo", "localhost:8484", "//host", "ftp://host", "http://", "http://a b", "http://a:x", "http://[a"]
+)
+def test_an_address_has_scheme_and_host(value: str) -> None:
+    """A client's file would get an address that no client can call."""
+    ran = CliRunner().invoke(app, ["connect", "codex", "--model", "m", "--url", value])
+    assert ran.exit_code == MISUSED
+    assert "give scheme and host" in ran.output
+
+
+def test_right_values_stay() -> None:
+    """Also those of other notations."""
+    assert model_name("accounts/x/models/Llama 3:8b@q4") == "accounts/x/models/Llama 3:8b@q4"
+    assert variable_name("_MY_KEY2") == "_MY_KEY2"
+    assert http_address("https://[::1]:8484/prefix/v1") == "https://[::1]:8484/prefix/v1"
+    assert model_name(None) is variable_name(None) is http_address(None) is None
