@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy import caches
 from proxy.offload import SWITCH_SECONDS
@@ -34,8 +36,7 @@ STANDARD_OUTPUT: Final = 1
 """The file descriptor of log lines, except those of a proxy that runs beside a client."""
 
 
-@dataclass(frozen=True, slots=True)
-class Companion:
+class Companion(msgspec.Struct, frozen=True):
     """Work that a proxy is started for, and ends with. ``run`` gets its port; it returns the exit code.
 
     Log lines go to the file descriptor ``log``. Signals are left to ``run``, and nothing is printed.

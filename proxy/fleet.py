@@ -6,8 +6,9 @@ import asyncio
 import os
 import socket
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from proxy.app import TASK_SECONDS, Companion, serve, start_logging
 from proxy.process import StartOptions

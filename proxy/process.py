@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from proxy import caches
 from proxy import settings as configuration
 from proxy.core.models import DEFAULT_ENCODING, Catalogue, ServerWindow
@@ -53,8 +55,7 @@ HISTORY_SECONDS: Final = 2.0
 """Time for queued originals to reach the store when a process ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartOptions:
+class StartOptions(msgspec.Struct, frozen=True):
     """The settings of a process, and a fact about the store that its parent already knows.
 
     ``is_fallback``: the store in ``settings`` replaces the configured one, which cannot be used. ``state`` is that of
@@ -66,8 +67,7 @@ class StartOptions:
     state: ConfigState = STARTED
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """The parts that a process has before its settings are read, and keeps when they change."""
 
     worker: Worker
@@ -76,8 +76,7 @@ class Surroundings:
     exports: Exports = NO_EXPORTS
 
 
-@dataclass(frozen=True, slots=True)
-class StatusSources:
+class StatusSources(msgspec.Struct, frozen=True):
     """The parts that the server reads, for the operator's status and for the upstream of a model.
 
     It refers to no ``Process``: the server refers to it, and such a cycle would outlive a replaced process until the

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.engine.retries import sent_prompt
@@ -268,7 +268,7 @@ async def test_signed_calls_stay_or_go_with_their_round() -> None:
 async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
     """With a figure that may not be lowered the answer's room is named, not the tools beside it."""
     body = request_body("messages", agent_session(3, 100), tools=LARGE_TOOLS, max_tokens=32_000)
-    policy = replace(POLICY, lower_output="never")
+    policy = structs.replace(POLICY, lower_output="never")
     plan = await Replica(policy=policy).plan(json.dumps(body).encode(), 32_768, api="messages")
     assert plan.error is not None
     assert "output figure" in plan.error.message
@@ -280,12 +280,14 @@ async def test_a_refusal_names_the_output_figure_if_that_is_too_big() -> None:
 @pytest.mark.parametrize("figure", [3_000, 3_900, 2_000, 1_200])
 async def test_the_same_request_gets_the_same_output_figure(mode: Any, figure: int) -> None:
     """A request sent again, here or through another replica, is the same bytes; its pressure is of what was sent."""
-    replica = Replica(policy=replace(POLICY, lower_output=mode))
+    replica = Replica(policy=structs.replace(POLICY, lower_output=mode))
     for rounds in (4, 8, 14):
         body = request_body("chat", agent_session(rounds, 300), max_tokens=figure)
         first = await replica.plan(json.dumps(body).encode(), WINDOW)
         again = await replica.plan(json.dumps(body).encode(), WINDOW)
-        other = await Replica(replica.book, replace(POLICY, lower_output=mode)).plan(json.dumps(body).encode(), WINDOW)
+        other = await Replica(replica.book, structs.replace(POLICY, lower_output=mode)).plan(
+            json.dumps(body).encode(), WINDOW
+        )
         assert first.error is None
         assert first.body == again.body == other.body
         assert again.report.budget == first.report.budget == WINDOW - json.loads(first.body)["max_tokens"]

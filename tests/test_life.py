@@ -7,10 +7,11 @@ must begin with the very bytes of the one before, whatever changed, until a new 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.core.compaction import block, digest
 from proxy.core.compaction.schedule import CompactionTarget
@@ -26,7 +27,7 @@ AFTER = [*BEFORE, *agent_round(99, 20)]
 ONE_MORE = tool("look_up", "Look a word up.", word="The word.")
 OTHER_WORDS = Policy(CompactionRules(Marks(), Shares(pins=0.05, digest=0.05, steps=0.01), EnabledStages()))
 OTHER_MARKS = Policy(CompactionRules(Marks(high=0.95, soft=0.7, low=0.5), Shares(), EnabledStages()))
-BUFFERED = replace(POLICY, buffers=Buffers(reserve=500, warning=600, auto_compact=200, blocking=100))
+BUFFERED = structs.replace(POLICY, buffers=Buffers(reserve=500, warning=600, auto_compact=200, blocking=100))
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ CHANGES: dict[str, Life] = {
     "other shares in the settings": Life(policy=OTHER_WORDS),
     "other marks in the settings": Life(policy=OTHER_MARKS),
     "buffers in the settings": Life(policy=BUFFERED),
-    "another policy in the settings": Life(policy=replace(POLICY, economy=True), window=WINDOW * 4),
+    "another policy in the settings": Life(policy=structs.replace(POLICY, economy=True), window=WINDOW * 4),
 }
 
 

@@ -42,8 +42,7 @@ API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """The configured rules of planning: the schedule's rules, and when an output figure may be lowered.
 
     ``stored``: after an overflow of a history that only the provider has, ``truncate`` lets the provider cut it,
@@ -59,7 +58,7 @@ class Policy:
     economy: bool = False
     buffers: Buffers = NO_BUFFERS
     tools: ToolMap = NO_TOOLS
-    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    sizes: Mapping[str, int] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     reads_calls: bool = False
 
     def budget(
@@ -292,8 +291,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
         return Schedule(self.parsed.items, layout, budget, rules)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Nothing was looked up yet."""
 
 
@@ -451,18 +449,15 @@ def verbatim(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NeedRecord:
+class NeedRecord(msgspec.Struct, frozen=True):
     """The engine has to lay the items out and look up the newest record."""
 
 
-@dataclass(frozen=True, slots=True)
-class NeedFacts:
+class NeedFacts(msgspec.Struct, frozen=True):
     """The engine has to read the facts of all calls and results: a compaction may be due."""
 
 
-@dataclass(frozen=True, slots=True)
-class NeedBlock:
+class NeedBlock(msgspec.Struct, frozen=True):
     """The engine has to write the texts of a compaction and store its record."""
 
     lookup: LookedUp
@@ -477,13 +472,11 @@ class Forward(msgspec.Struct, frozen=True):
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class TooLossy:
+class TooLossy(msgspec.Struct, frozen=True):
     """The view would lose more than the target allows; nothing was stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True):
     """Refuse the request; ``view`` is the smallest one, for the report."""
 
     error: ContextTooLong

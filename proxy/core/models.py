@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Generic, Literal, TypeVar
 
+import msgspec
+from msgspec import structs
+
 from proxy.core.errors import NotFound
 
 WindowSource = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
@@ -20,8 +23,7 @@ _SERIES = re.compile(r"(?:^|[./-])(gpt-\d+)(?![a-z\d])")
 """The series in an OpenAI model's name, with or without a reseller's prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True):
     """The limits of a model in tokens, by one source; None for limits that it does not state.
 
     ``window`` is input and output together, ``max_input`` a limit of the input beside it. Each token of an input above
@@ -34,8 +36,7 @@ class ModelLimits:
     price_tier: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerWindow:
+class ServerWindow(msgspec.Struct, frozen=True):
     """The window that a server reports for a model, in tokens.
 
     ``since`` is the monotonic second since when it has reported this window. ``origin`` names the route and the member
@@ -147,8 +148,7 @@ MOST_ROUTES = 1_000
 """Model names whose route is cached: names come from clients and must not fill the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRule:
+class ModelRule(msgspec.Struct, frozen=True):
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
     An empty upstream is the default one. With a ``model`` the rule defines an alias of it (``name_at_upstream``); unset
@@ -244,8 +244,7 @@ class Route:
         return min(self.window, stated)
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedRoute:
+class _CachedRoute(msgspec.Struct, frozen=True):
     """A model's route without what its server reports, with the rule and the published limits behind it."""
 
     rule: ModelRule
@@ -381,7 +380,7 @@ def _completed(alias: ModelRule, own: ModelRule) -> ModelRule:
     missing = {name: getattr(own, name) for name in _INHERITED if getattr(alias, name) in (None, "", 0)}
     if alias.steps == (COMPRESS,) and not alias.failovers:
         missing |= {"steps": own.steps, "failovers": own.failovers, "fail_over_on": own.fail_over_on}
-    return replace(alias, **missing)
+    return structs.replace(alias, **missing)
 
 
 def _window(rule: ModelRule, published: ModelLimits) -> tuple[int | None, WindowSource]:

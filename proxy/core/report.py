@@ -7,7 +7,6 @@ attribute of ``Report`` and one row there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter, ne
 from typing import Any, Final, Literal
@@ -159,8 +158,7 @@ NO_LABELS: Final[tuple[str, ...]] = ()
 """The values of a metric's own labels if it has none."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Metric:
+class Metric(msgspec.Struct, frozen=True, eq=False):
     """A metric for Prometheus: its name, one sentence about it, its labels, and what a report adds to it.
 
     Labels: ``labels`` are attributes of a report, ``by`` are further labels. ``own`` is the value of these; if it is
@@ -190,8 +188,7 @@ class Metric:
     across: Literal["livesum", "livemin", "livemax", "livemostrecent"] = "livesum"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Field:
+class Field(msgspec.Struct, frozen=True, eq=False):
     """One row: an attribute of a report, its key in the log line, its response header, its metrics, and its meaning.
 
     ``logged`` converts the value for the log; ``foreign`` marks text from outside, which is escaped first. The header

@@ -10,7 +10,6 @@ import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -62,8 +61,7 @@ LONGEST_FIGURE, LONGEST_RANGE = 9, 64
 """Digits of the longest line number, and characters of the longest range of lines, that are read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """One tool: its kind, or its kinds in ``cases`` by the value of its argument ``by`` (``*``: any other value).
 
     ``path`` are the argument keys that name its target, if not the usual ones; ``patch`` those whose text is a patch
@@ -78,11 +76,10 @@ class Tool:
     limit: int = 0
     unit: Literal["lines", "bytes"] = "lines"
     by: str = ""
-    cases: Mapping[str, Tool] = field(default_factory=dict)
+    cases: Mapping[str, Tool] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(msgspec.Struct, frozen=True):
     """The usual argument keys: of a path, of lists of paths or of objects with a path, and of a range of lines.
 
     ``about`` are keys of the subject of a call without a path, such as its query. ``narrows`` are keys that select a
@@ -99,8 +96,7 @@ class Keys:
     narrows: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TodoRules:
+class TodoRules(msgspec.Struct, frozen=True):
     """The names by which to-do lists are recognised; names of tools in lower case, without a server's prefix.
 
     A call of one of ``lists`` states the whole list, one of ``adds`` a new item, one of ``changes`` a change of an
@@ -124,8 +120,7 @@ class TodoRules:
     pending: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class TalkRules:
+class TalkRules(msgspec.Struct, frozen=True):
     """The beginnings of sentences that later ones replace: ``intents`` announce a step, ``progress`` reports on one."""
 
     intents: tuple[re.Pattern[str], ...] = ()
@@ -136,8 +131,7 @@ NO_TALK = TalkRules()
 """No patterns: no sentence is replaced by a later one."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkRules:
+class WorkRules(msgspec.Struct, frozen=True):
     """The signs of the state of the work: to-do lists, commands that check it, commands that change something.
 
     The patterns of ``checks`` and ``changes`` match the beginning of one command of a line. ``talk`` has the sentences
@@ -150,6 +144,8 @@ class WorkRules:
     talk: TalkRules = NO_TALK
 
 
+NO_KEYS = Keys()
+NO_WORK = WorkRules()
 UNKNOWN = Tool()
 PROTECTED = Tool("protected")
 
@@ -164,9 +160,9 @@ class ToolMap:
         self,
         tools: Mapping[str, Tool],
         protected: Sequence[str] = (),
-        keys: Keys = Keys(),
+        keys: Keys = NO_KEYS,
         text_format: TextToolFormat = NO_TEXT_FORMAT,
-        work: WorkRules = WorkRules(),
+        work: WorkRules = NO_WORK,
     ) -> None:
         self.text_format = text_format
         self.work = work

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.core.apis.base import ApiFormat
@@ -44,8 +44,7 @@ _MOST_ADDED: Final = 65_536
 """Characters of a block that a client adds before a result: one of Cline's lists up to 200 files."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextToolFormat:
+class TextToolFormat(msgspec.Struct, frozen=True):
     """The ways in which clients write calls and results as text: patterns, and beginnings of parts that clients add.
 
     A pattern may have the groups ``name`` and ``arguments``: the tool's name, and the beginning of JSON that holds its

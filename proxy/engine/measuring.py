@@ -261,4 +261,4 @@ async def with_calls_read(decision: FinalDecision) -> FinalDecision:
     read = structs.replace(view, measured=await offload(size, view.measured.with_facts))
     if isinstance(decision, Forward):
         return Forward(read)
-    return replace(decision, view=read)
+    return structs.replace(decision, view=read)

@@ -130,8 +130,7 @@ class Answer(msgspec.Struct, frozen=True):
     at_end: Callable[[Report], Report] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why nothing went upstream. ``error_api`` names the API whose error format is used, if the path does not."""
 
     report: Report
@@ -228,8 +227,7 @@ class Records(Protocol):
         """Save *value* for *route* and *tenant* in the background; it replaces an earlier one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPrompt:
+class CachedPrompt(msgspec.Struct, frozen=True):
     """A prompt that the provider's prompt cache may hold: the members around the items, and a prefix of the items.
 
     ``envelope_json`` is the JSON object of the body with an empty list, ``items`` is the JSON that goes between the
@@ -241,8 +239,7 @@ class CachedPrompt:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True):
     """A prefix of a conversation: its ``length`` in items, its hash (16 bytes), and its tokens by our count."""
 
     length: int

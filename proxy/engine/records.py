@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 from cachebox import LRUCache
 from msgspec import structs
 
@@ -59,8 +60,7 @@ RecordKey = tuple[str, bytes]
 """A route's name and the prefix hash at a record's boundary."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLook:
+class StoreLook(msgspec.Struct, frozen=True):
     """A look into the store for the newest record up to one boundary.
 
     ``has_record`` is False if there was none. ``version`` is the store's version before the look, None if unknown.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Final
@@ -54,16 +53,14 @@ def never_too_lossy(decision: FinalDecision) -> Forward | Reject:
     return decision
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """Nothing is left to send: the client sees the provider's own first error."""
 
 
 GIVE_UP: Final = GiveUp()
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRefusal:
+class FirstRefusal(msgspec.Struct, frozen=True):
     """The first refusal of a request: the view that was refused, and every byte of the provider's own error."""
 
     view: View

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -79,8 +78,7 @@ class Accepted(msgspec.Struct, frozen=True):
 Received = Accepted | Overflow | Failed | NotNews
 
 
-@dataclass(frozen=True, slots=True)
-class CallSettings:
+class CallSettings(msgspec.Struct, frozen=True):
     """The configuration of calls.
 
     ``headers_of`` returns the headers added for a model, by the client's name of it; None if none are configured.

@@ -9,10 +9,11 @@ folders are imported by name when the process starts (``features.settings.FOLDER
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from types import ModuleType
+
+import msgspec
 
 from proxy.core.conversation import ItemText
 from proxy.core.models import Route
@@ -33,8 +34,7 @@ from proxy.summaries import OnNote, ignore_note
 from proxy.tasks import Faults, Spawn, Tasks, Warn
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureParts:
+class FeatureParts(msgspec.Struct, frozen=True):
     """The parts that features are built from. ``resolve`` returns the route of a model, ``spawn`` starts a task."""
 
     settings: Settings
@@ -47,8 +47,7 @@ class FeatureParts:
     spawn: Spawn
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierItem:
+class EarlierItem(msgspec.Struct, frozen=True):
     """An item of the earlier conversation ``session``: its ``number`` counts from 1. A summary has that of its last
     item.
 
@@ -81,8 +80,7 @@ async def _finish_nothing(seconds: float) -> None:
     del seconds
 
 
-@dataclass(frozen=True, slots=True)
-class OpenHistory:
+class OpenHistory(msgspec.Struct, frozen=True):
     """The history of conversations as the rest of the process uses it. By default there is none.
 
     ``note_summary`` notes the state of a summary. ``open_routes`` opens the routes by which callers read the history.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core.errors import NotFound, TooManyRequests
 from proxy.page.board import Row

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.report import Report
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds of one process: bytes, counts and seconds.
 
     ``body`` bounds a managed body, as sent and inflated; ``inflation`` the factor by which it may inflate; ``peek`` the
@@ -83,7 +84,7 @@ class ServerConfig:
     hosts: frozenset[str] = frozenset()
     open_metrics: bool = False
     websockets: Literal["manage", "relay", "refuse"] = "manage"
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     usage_upstreams: frozenset[str] = frozenset()
     headers_of: HeadersOf = field(default=no_headers, repr=False)
     name_of: NameOf = same_name

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -176,8 +175,7 @@ class Progress:
         return chunk
 
 
-@dataclass(slots=True)
-class BodyBytes:
+class BodyBytes(msgspec.Struct):
     """Bytes of request bodies in memory, of all requests together and of each tenant, under one limit.
 
     A caller may have at most as many bytes as are free, so that others always find some room: one caller gets half of
@@ -186,7 +184,7 @@ class BodyBytes:
 
     limit: int
     total: int = 0
-    by_tenant: dict[bytes, int] = field(default_factory=dict)
+    by_tenant: dict[bytes, int] = msgspec.field(default_factory=dict)
 
 
 def check_declared(declared: int | None, limits: Limits) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -27,8 +26,7 @@ Figures = Callable[[str], Mapping[str, int]]
 """A model's limits in tokens, by the names clients read them under."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsAnswer:
+class ModelsAnswer(msgspec.Struct, frozen=True):
     """A whole answer of one upstream."""
 
     status: int

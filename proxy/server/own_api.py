@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.errors import InvalidRequest

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
+
+import msgspec
 
 from proxy.core.apis import gemini, gemini_path
 from proxy.core.apis.shape import RESOURCES
@@ -267,8 +268,7 @@ class HeaderFacts(NamedTuple):
     agent: str
 
 
-@dataclass(slots=True)
-class RequestHeaders:
+class RequestHeaders(msgspec.Struct):
     """A request's headers, sorted by use.
 
     ``end_to_end`` are forwarded to the upstream, in order and spelling; ``by_name`` are read here, by lower-case name;
@@ -277,8 +277,8 @@ class RequestHeaders:
     """
 
     end_to_end: tuple[tuple[str, str], ...] = ()
-    by_name: dict[str, str] = field(default_factory=dict)
-    own: dict[str, str] = field(default_factory=dict)
+    by_name: dict[str, str] = msgspec.field(default_factory=dict)
+    own: dict[str, str] = msgspec.field(default_factory=dict)
     facts: HeaderFacts | None = None
 
     def add_own(self, name: str, value: str) -> None:

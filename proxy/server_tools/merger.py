@@ -63,8 +63,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from proxy.core.apis.sse import EventCutter, data_of
 from proxy.server_tools.events import value_of
@@ -84,8 +85,7 @@ Names = frozenset[str]
 """Names of the server tools that a request offers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One call of a server tool: its id, the tool's name, and the arguments as the model wrote them."""
 
     id: str

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.lazy_pattern import UNSPACED, lazy_pattern
 
@@ -30,8 +31,7 @@ _PART: Final = lazy_pattern(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
 _UNSPACED: Final = lazy_pattern(rf"[{UNSPACED}]")
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(msgspec.Struct, frozen=True):
     """A part of a query: its ``pattern``, the ``hits`` of it in each text, and a ``weight``, higher the rarer it is."""
 
     pattern: re.Pattern[str]

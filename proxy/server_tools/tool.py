@@ -6,9 +6,10 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from proxy.core.apis.envelope import TOOLS, Envelope, tool_choice, wants_plain_text
 from proxy.core.apis.json_scan import elements
@@ -30,12 +31,11 @@ APIS: Final = ("chat", "messages", "responses")
 """The APIs in which a server tool can be declared: all but Gemini's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True):
     """The result of one call: its ``text``, and tools that the model can call from then on, by name as JSON."""
 
     text: str
-    tools: Mapping[str, str] = field(default_factory=dict)
+    tools: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 WriteResult = Callable[[int, Count], ToolResult]

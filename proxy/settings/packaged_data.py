@@ -6,7 +6,6 @@ import importlib.resources
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from proxy.core.models import LazyTable, ModelLimits
 from proxy.core.overflow.rules import OverflowRules, read_rules
@@ -33,8 +33,7 @@ PROVIDERS: Final = ("types/utils.py", "llms/openai_like/providers.json")
 _MEMBER = re.compile(r"^    [A-Z0-9_]+ = \"([^\"]+)\"", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(msgspec.Struct, frozen=True):
     """US dollars for one token; for inputs above ``tier`` tokens the prices of ``above``."""
 
     input: float

@@ -11,10 +11,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Final, TypeVar
 
+import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -55,21 +55,19 @@ _Loader.add_implicit_resolver(
 _TAG = "tag:yaml.org,2002:"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The origin of a value: a file and its line, an environment variable, or a flag."""
 
     file: str
     line: int | None = None
 
 
-@dataclass(slots=True)
-class Source:
+class Source(msgspec.Struct):
     """Plain values, their origins by path, and the problems met so far."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Path, Origin] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    values: dict[str, Any] = msgspec.field(default_factory=dict)
+    origins: dict[Path, Origin] = msgspec.field(default_factory=dict)
+    problems: list[Problem] = msgspec.field(default_factory=list)
     file: str = "the configuration"
 
     def origin(self, path: Path) -> Origin:

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 State = Literal["closed", "open", "half-open"]
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True):
     """When a breaker opens and for how long; times in seconds.
 
     It opens after *failures* within *within*, or, if that is None, after that many without a success in between.

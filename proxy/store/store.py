@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.backend import REFUSALS, EmbeddedUnavailable, StoreMisconfigured, StoreUnsupported
@@ -46,8 +47,7 @@ INSTEAD = ", in place of the configured store, which cannot be used"
 """Words behind the description of memory that replaces a store."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreState:
+class StoreState(msgspec.Struct, frozen=True):
     """The state of the store, for health, metrics and the status page.
 
     ``kind`` is ``embedded``, ``memory`` or the scheme of the server's URL.

@@ -40,8 +40,10 @@ import math
 import random
 import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.core.models import Route
 from proxy.core.report import SummaryOutcome, SummaryReport
@@ -85,8 +87,7 @@ def ignore_note(tenant: bytes, root_hash: bytes, note: SummaryNote) -> None:
     """Ignore a note."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobCaches:
+class JobCaches(msgspec.Struct, frozen=True):
     """The bounded mappings in which one process remembers summaries. Times are monotonic seconds.
 
     ``summaries`` are by text policy and prefix hash. For each stretch, ``not_before`` is the time from which a job may
@@ -103,8 +104,7 @@ class JobCaches:
     waiting_until: MutableMapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     """A summary to be written. ``waits``: a compaction waits for it. ``policy``: see ``_policy``."""
 
     request: SummaryRequest

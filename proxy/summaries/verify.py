@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.core.compaction.digest import quoted
 from proxy.core.conversation import Count
@@ -72,8 +73,7 @@ _MARKUP = lazy_pattern(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """A summary that may be used, or a fixed word for the ``reason`` why it may not.
 
     ``dropped`` lines were removed, ``quoted`` ones became quotes.

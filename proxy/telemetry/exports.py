@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from proxy.core.report import Report, SummaryReport
 from proxy.engine.ports import Exchange, Upstream
@@ -19,8 +20,7 @@ class CannotExport(Exception):
     """A configured output cannot be written; the text names the setting, the reason and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exports:
+class Exports(msgspec.Struct, frozen=True):
     """The configured outputs. ``close`` ends them."""
 
     budget_log: BudgetLog | None = None

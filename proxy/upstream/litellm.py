@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import CREDENTIAL_ORDER, NO_HEADERS
 from proxy.core.tokens.budget import answer_reserve
@@ -206,8 +208,7 @@ class Bridge:
         return await asyncio.shield(self._loading)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
+class _Loaded(msgspec.Struct, frozen=True):
     """LiteLLM, the module ``litellm_transport``, and the one HTTP client that LiteLLM uses."""
 
     litellm: Any

@@ -19,11 +19,11 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core.errors import UllageError
 from proxy.core.models import ServerWindow
@@ -103,8 +103,7 @@ OnWindows = Callable[[str, Mapping[str, ServerWindow]], None]
 """Called with an upstream's name and its windows by model, whenever they changed."""
 
 
-@dataclass
-class _Server:
+class _Server(msgspec.Struct):
     """The state of one upstream. ``shared_name`` is the name of its shared answer.
 
     ``requested`` are the models of requests, newest last. ``due`` is the monotonic second of the next probe,
@@ -114,8 +113,8 @@ class _Server:
 
     name: str
     shared_name: str
-    windows: dict[str, ServerWindow] = field(default_factory=dict)
-    requested: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    windows: dict[str, ServerWindow] = msgspec.field(default_factory=dict)
+    requested: OrderedDict[str, None] = msgspec.field(default_factory=OrderedDict)
     listed: frozenset[str] = frozenset()
     due: float = 0.0
     pause: float = 0.0
@@ -369,8 +368,7 @@ SendProbe = Callable[[str, str, str, Sequence[tuple[str, str]], bytes | None], A
 """Sends a request: upstream, method, path, headers, body. It adds that upstream's own key and follows no redirect."""
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """The answers of one server: windows by model, and the models it lists.
 
     ``loading`` is true if a requested model is listed and not loaded yet.

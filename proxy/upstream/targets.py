@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import msgspec
+
 from proxy.core.apis.shape import RESOURCES
 from proxy.core.http_headers import NO_HEADERS
 
@@ -30,8 +32,7 @@ _FLAVOURS = re.compile("/(?:openai|anthropic)(?=/v1/)")
 """Prefixes that gateways put before an API's paths; a base URL with a path of its own replaces them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True):
     """Timeouts in seconds.
 
     ``connect`` is for a connection, ``first_byte`` for the answer's head after the request is sent, ``idle`` between

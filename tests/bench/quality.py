@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -184,10 +185,10 @@ def ways(*, ablate: bool) -> dict[str, Compactor]:
     for field in dataclasses.fields(rules.enabled_stages):
         if getattr(rules.enabled_stages, field.name) is True:
             fewer = replace(rules, enabled_stages=replace(rules.enabled_stages, **{field.name: False}))
-            found[f"without {field.name}"] = ullage(replace(POLICY, rules=fewer))
+            found[f"without {field.name}"] = ullage(structs.replace(POLICY, rules=fewer))
     for name in ("pins", "digest", "steps"):
-        fewer = replace(rules, shares=replace(rules.shares, **{name: 0.0}))
-        found[f"without {name}"] = ullage(replace(POLICY, rules=fewer))
+        fewer = replace(rules, shares=structs.replace(rules.shares, **{name: 0.0}))
+        found[f"without {name}"] = ullage(structs.replace(POLICY, rules=fewer))
     return found
 
 

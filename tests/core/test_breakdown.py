@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from proxy.core.breakdown import StageSaving, ViewFacts, block_parts, stage_savings
 from proxy.core.compaction.block import FoldedItems, render_block
@@ -38,7 +37,7 @@ async def test_what_is_folded_is_all_that_no_other_stage_took() -> None:
 
 async def test_placeholders_are_charged_to_their_stage() -> None:
     """Results that a later one repeats are deduplicated, old ones are pruned."""
-    replica = Replica(policy=replace(POLICY, rules=SPARING_RULES))
+    replica = Replica(policy=structs.replace(POLICY, rules=SPARING_RULES))
     request = chat_body(coding_session(80, 120))
     plan = await replica.plan(request, 60_000)
     savings = {each.stage: each for each in savings_of(plan)}

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.errors import NotFound
 from proxy.core.models import (
@@ -273,7 +274,7 @@ def raw() -> dict[str, ModelLimits]:
 
 @functools.cache
 def table() -> dict[str, ModelLimits]:
-    return read_published_table({name: replace(row, price_tier=None) for name, row in raw().items()})
+    return read_published_table({name: structs.replace(row, price_tier=None) for name, row in raw().items()})
 
 
 @pytest.mark.parametrize(

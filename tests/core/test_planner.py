@@ -36,7 +36,7 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_
 
 WINDOW = 8192
 Message = dict[str, Any]
-PLANNING = replace(POLICY, tools=tool_map_of_package())
+PLANNING = structs.replace(POLICY, tools=tool_map_of_package())
 MOST_BLOCKS = 9
 """Three tries each with the request's own target, without its default reserve and without the addition."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from proxy.core.errors import ContextTooLong
 from proxy.core.tokens.allocation import Allocation
@@ -51,7 +52,7 @@ async def test_tools_beyond_their_share_are_shrunk_before_messages_go() -> None:
     """Above the high mark tools come down to their share first, on every call alike; below it nobody touches them."""
     tools = [tool(f"tool_{n}", prose(n, 200), path="Path.") for n in range(8)]
     shares = Allocation(system=0.05, tools=0.15, summary=0.1, recent=0.2, older=0.1, reserve=0.4)
-    replica = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+    replica = Replica(policy=structs.replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
     low = await replica.plan(chat_body(agent_session(6, 300), tools=tools), 8192)
     assert low.report.outcome == "verbatim"
     assert low.report.borrowed["tools"] > 0

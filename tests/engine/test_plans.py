@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.models import ModelRule
 from proxy.core.request import Options
@@ -41,7 +42,7 @@ async def test_an_input_limit_beside_the_window_is_kept() -> None:
 async def test_economy_compacts_where_it_gets_dear() -> None:
     """Under the policy economy a session is compacted at half the window, deeper than by fit, and never refused."""
     messages, window = agent_session(60, 300), 32_768
-    economy = replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
+    economy = structs.replace(POLICY, rules=replace(POLICY.rules, marks=Marks(low=0.35)), economy=True)
     thrifty, fit = Replica(policy=economy), Replica()
     sizes = [
         ((await thrifty.plan(chat_body(messages[:end]), window)).tokens or 0)
@@ -57,7 +58,7 @@ async def test_economy_compacts_where_it_gets_dear() -> None:
     assert plan.body == big
 
 
-SIZED = replace(POLICY, sizes={"tiny": 2_000, "large": 8_000})
+SIZED = structs.replace(POLICY, sizes={"tiny": 2_000, "large": 8_000})
 TINY = Options(task_size="tiny")
 
 

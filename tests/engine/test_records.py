@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 
 from proxy.core.compaction.prune import PrunePassRules
 from proxy.core.compaction.schedule import CompactionTarget
@@ -321,7 +322,7 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
     """If a compaction leaves the block as it was, no summary is written, and the cost of the block stays."""
     summaries = ReadySummaries()
     small_block = replace(POLICY.rules, shares=Shares(digest=0.10, steps=0.03))
-    replica = Replica(summaries=summaries, policy=replace(POLICY, rules=small_block))
+    replica = Replica(summaries=summaries, policy=structs.replace(POLICY, rules=small_block))
     messages: list[Message] = []
     for at, number in enumerate([*range(12), *[9, 10, 11] * 8]):
         arguments = json.dumps({"file_path": f"src/mod{number}.py"})
@@ -344,7 +345,7 @@ async def test_a_block_that_stays_keeps_its_summary_and_its_cost() -> None:
 async def test_no_summary_is_paid_for_where_nothing_would_hold_it() -> None:
     """What is dropped bare has no room for a summary: none is asked for, even by a request that waits for one."""
     summaries, rules = ReadySummaries(), POLICY.rules
-    bare = replace(
+    bare = structs.replace(
         POLICY, rules=replace(rules, prune_pass=PrunePassRules(None, None), enabled_stages=EnabledStages(fold=False))
     )
     plan = await Replica(policy=bare, summaries=summaries).plan(

@@ -7,7 +7,7 @@ that of ``tests/support/transcript.py``.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -47,9 +47,9 @@ class TwoUpstreams:
         rules = [ModelRule(BIG, "other", self.said_other or self.other)]
         asked = ModelRule("*", "own", self.believed or self.own, steps=self.steps)
         if self.fail_over_on:
-            asked = replace(asked, failovers=(BIG,), fail_over_on=self.fail_over_on)
+            asked = structs.replace(asked, failovers=(BIG,), fail_over_on=self.fail_over_on)
         rules.append(asked)
-        self.engine = EngineFixture(rules=rules, policy=replace(POLICY, lower_output=self.lower))
+        self.engine = EngineFixture(rules=rules, policy=structs.replace(POLICY, lower_output=self.lower))
         windows = {"own": self.own, "other": self.other}
         self.judge = Judge({name: Rules(window=window, wording=self.wording) for name, window in windows.items()})
 

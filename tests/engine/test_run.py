@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.core.request import Request
 from proxy.engine.run import Run
@@ -162,7 +162,7 @@ async def test_tools_that_were_made_smaller_count_as_the_client_sent_them() -> N
 
 async def test_the_files_that_a_view_shows_are_counted() -> None:
     """Each file counts once, however often it was read; what was folded or left the view shows none."""
-    asking = replace(POLICY, reads_calls=True)
+    asking = structs.replace(POLICY, reads_calls=True)
     session = coding_session(20, 30)
     whole = await Replica(policy=asking).plan(chat_body(session), 100_000)
     assert whole.report.files_read == 5

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.compaction.stages import EnabledStages
@@ -236,7 +237,7 @@ async def test_an_output_figure_is_lowered_before_anything_is_dropped() -> None:
     assert plan_problems(body, plan, WINDOW) == []
     assert message_slices(plan.body) == message_slices(body)
     assert json.loads(plan.body)["max_tokens"] >= 1024
-    stubborn = await Replica(policy=replace(POLICY, lower_output="never")).plan(body, WINDOW)
+    stubborn = await Replica(policy=structs.replace(POLICY, lower_output="never")).plan(body, WINDOW)
     assert stubborn.error is not None or json.loads(stubborn.body)["max_tokens"] == 3900
 
 
@@ -347,7 +348,7 @@ LARGE_TOOLS = [tool(f"tool_{at}", prose(at, 900), path="Where.") for at in range
 @pytest.mark.slow
 async def test_buffers_made_for_large_windows_work_in_small_ones(window: int, tools: list[Message]) -> None:
     """With the usual buffers a long session is answered to its end, compacted rarely, and keeps them free."""
-    policy = replace(POLICY, buffers=USUAL)
+    policy = structs.replace(POLICY, buffers=USUAL)
     replica, events, fills = Replica(policy=policy), 0, []
     messages = agent_session(0, 0)
     for at in range(40):
@@ -395,7 +396,7 @@ async def test_what_the_provider_counted_compacts_before_it_refuses() -> None:
 async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
     """Whatever the shares, a plan is a faithful view that fits, and is refused only where it is without shares."""
     for shares in (Allocation(recent=1.0), Allocation(system=0.5, reserve=0.5)):
-        replica = Replica(policy=replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
+        replica = Replica(policy=structs.replace(POLICY, rules=replace(POLICY.rules, allocation=shares)))
         plan = await replica.plan(body, window)
         assert plan_problems(body, plan, window) == []
         if plan.error is not None:
@@ -406,7 +407,7 @@ async def test_an_allocation_refuses_nothing(body: bytes, window: int) -> None:
 async def test_when_an_output_figure_is_lowered(mode: Any, stages: tuple[str, ...]) -> None:
     """Where messages and output do not fit together: first lowers the figure, last folds before it, never folds."""
     body = chat_body(agent_session(6, 300), max_tokens=2000)
-    plan = await Replica(policy=replace(POLICY, lower_output=mode)).plan(body, WINDOW)
+    plan = await Replica(policy=structs.replace(POLICY, lower_output=mode)).plan(body, WINDOW)
     assert plan.report.stages == stages
     assert plan_problems(body, plan, WINDOW) == []
     assert (json.loads(plan.body)["max_tokens"] < 2000) == (mode == "first")
@@ -435,7 +436,7 @@ async def test_json_in_results_loses_its_white_space_before_anything_else() -> N
     more = [*messages, {"role": "assistant", "content": "well"}, {"role": "user", "content": "go on"}]
     later = await replica.plan(chat_body(more), window)
     assert message_slices(later.body)[: len(messages)] == message_slices(plan.body)
-    off = replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(minify=False)))
+    off = structs.replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(minify=False)))
     assert "minify" not in (await Replica(policy=off).plan(chat_body(messages), window)).report.stages
 
 
@@ -443,7 +444,7 @@ async def test_json_in_results_loses_its_white_space_before_anything_else() -> N
 async def test_without_folds_old_rounds_are_dropped(drop: bool) -> None:
     """Many small messages: with folds turned off a note stands for the oldest; with both off nothing can help."""
     messages = [{"role": "system", "content": "s"}, *(m for turn in range(200) for m in chat_turn(turn, 12))][:-1]
-    policy = replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(fold=False, drop=drop)))
+    policy = structs.replace(POLICY, rules=replace(POLICY.rules, enabled_stages=EnabledStages(fold=False, drop=drop)))
     plan = await Replica(policy=policy).plan(chat_body(messages), 2048)
     assert (plan.error is None) == drop
     if drop:

@@ -148,7 +148,7 @@ async def test_three_failures_open_the_breaker(stub: StartStub, behaviour: Behav
 def _elsewhere(at: int) -> SummaryRequest:
     """The wanted of another conversation."""
     wanted, name = summary_request_of(entries_of(8)), bytes([at]) * 8
-    cuts = tuple(replace(cut, prefix_hash=name + cut.prefix_hash[8:]) for cut in wanted.prefixes)
+    cuts = tuple(structs.replace(cut, prefix_hash=name + cut.prefix_hash[8:]) for cut in wanted.prefixes)
     return replace(wanted, last_compaction=name * 2, root_hash=name * 2, prefixes=cuts)
 
 

@@ -210,7 +210,7 @@ class Replica:
     ) -> None:
         self.book = records or DictRecords()
         self.records: MutableMapping[tuple[str, bytes], CompactionRecord] = {}
-        self.policy = policy = replace(policy, tools=tool_map_of_package())
+        self.policy = policy = structs.replace(policy, tools=tool_map_of_package())
         self.reader = reader = Reader(tokenizers(), {}, {}, {}, {}, tool_map_of_package(), injected=packaged_marks())
         self.learned = LearnedRoutes(self.book, {}, {}, time.monotonic, ignore_warning)
         self.catalogue = catalogue = catalogue or Catalogue([ModelRule("*", "stub")], {}, "stub")

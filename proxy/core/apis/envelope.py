@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from proxy.core.apis.json_scan import ESCAPED_LETTER, Field, members, reject_duplicates
 from proxy.core.apis.json_steps import objects, read_fraction, read_integer
@@ -120,8 +121,7 @@ THINKING_MEMBERS = tuple(dict.fromkeys(path[0] for path in THINKING_PATHS))
 """The members of a body that may hold a thinking budget."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """Everything around the items of a body. ``text`` is its JSON, ``fields`` are the spans of its members in it.
 
     ``least_output`` is the smallest output figure that the other members allow. ``texts`` are the system texts by
@@ -141,7 +141,7 @@ class Envelope:
     has_unseen_input: bool = False
     provider_compacts_from: int | None = None
     session: str = ""
-    texts: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def counted(self) -> dict[str, str]:
         """Return the text of every member that a provider counts as input: system texts as they are, others as JSON."""

@@ -6,7 +6,8 @@ All figures are tokens of our own count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+
+import msgspec
 
 from proxy.core.tokens.injected import INJECTED
 
@@ -14,8 +15,7 @@ TOLERANCE = 1e-9
 """The rounding error that a sum of decimal shares may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(msgspec.Struct, frozen=True):
     """Soft shares of the window, together at most one; tokens that a part does not use are lent to the others.
 
     It is optional and only chooses between views that would fit without it: how deep a compaction goes, how large a
@@ -41,7 +41,7 @@ class Allocation:
     @property
     def shares(self) -> dict[str, float]:
         """The shares by part."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {part: getattr(self, part) for part in PARTS}
 
     def tokens(self, part: str, window: int) -> int:
         """Return the own share of *part*, in whole tokens."""
@@ -71,7 +71,7 @@ class Allocation:
         return max(0, own - fixed) + self.spare(window)
 
 
-PARTS = tuple(field.name for field in fields(Allocation))
+PARTS = Allocation.__struct_fields__
 
 
 def used(regions: Mapping[str, int], allocation: Allocation, window: int) -> dict[str, int]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+import msgspec
+
 DEFAULT_RESERVE = 16_384
 """Tokens reserved for an answer if neither the request nor the model's own output limit states less."""
 
@@ -24,8 +26,7 @@ CHAT_SHARE = 0.2
 """The low mark of a chat: this share of the way from the low mark to the high one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(msgspec.Struct, frozen=True):
     """Shares of the budget beside the fixed part.
 
     A compaction starts above ``high`` and goes down to ``low``, or to ``chat_low`` in a conversation without tool
@@ -55,8 +56,7 @@ class Marks:
         return Marks(self.high, self.soft, low, low)
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True):
     """Caps of the parts of a block: ``pins`` as a share of the budget, the others of its room beside the fixed part.
 
     All parts together take at most ``block``. A model's ``summary`` takes its tokens from steps and digest.
@@ -73,8 +73,7 @@ SCALED_BELOW = 65_536
 """Tokens beside the fixed part below which buffers shrink in proportion: people set them for large windows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(msgspec.Struct, frozen=True):
     """Thresholds as distances from the window's end, in tokens; None if only the mark applies.
 
     ``reserve`` is for an answer. In addition ``warning`` tokens are free at the soft mark, ``auto_compact`` at the high

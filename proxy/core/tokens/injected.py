@@ -8,8 +8,9 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
+
+import msgspec
 
 from proxy.core.conversation import Count, Injected
 
@@ -28,8 +29,7 @@ _NEVER = re.compile(r"(?!)")
 """Matches nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class InjectedMarks:
+class InjectedMarks(msgspec.Struct, frozen=True):
     """The marks with which injected texts of one region begin.
 
     A heading in ``headings`` (which one other word may precede) begins a part that ends at the next heading of its
@@ -39,7 +39,7 @@ class InjectedMarks:
 
     headings: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    lines: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 Opening = tuple[int, re.Match[str] | None, str]

@@ -12,8 +12,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+import msgspec
 
 from proxy.core.apis import responses
 from proxy.core.apis.json_steps import decode
@@ -41,8 +42,7 @@ _LONGEST_TRIGGER: Final = 256
 """Most bytes of a trigger item: a longer item with the word is a message about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCompaction:
+class OwnCompaction(msgspec.Struct, frozen=True):
     """A compaction: the user's items that stay, as their bytes, and the text of the block.
 
     ``input_tokens`` and ``output_tokens`` are the provider tokens of the conversation and of its compaction.
@@ -54,8 +54,7 @@ class OwnCompaction:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
+class _Sizes(msgspec.Struct, frozen=True):
     """Tokens by our count: for the user's words, for digest and steps, and for the whole block."""
 
     user_words: int

@@ -14,7 +14,8 @@ import binascii
 import hashlib
 import hmac
 import zlib
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.core.apis import responses
 from proxy.core.apis.json_scan import MOST_ITEMS, scan
@@ -38,8 +39,7 @@ https://www.rfc-editor.org/rfc/rfc2104#section-5
 """
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedBody:
+class OpenedBody(msgspec.Struct, frozen=True):
     """A body without items of ours; ``ours`` are the indexes of those whose code was right."""
 
     body: bytes

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+import msgspec
 from msgspec import structs
 
 from proxy.core.apis import responses
@@ -50,8 +50,7 @@ TAIL: Final = 262_144
 """Bytes at a body's end that are searched for a trigger: tools may follow the items."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamCompaction:
+class UpstreamCompaction(msgspec.Struct, frozen=True):
     """The answers to requests for a compaction at one upstream; ``is_supported``: it is known to answer them itself.
 
     Another upstream may read a trigger as an ordinary request. Its answer costs the full price, and no client can use

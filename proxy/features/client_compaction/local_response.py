@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+import msgspec
 
 PIECE: Final = 4_096
 """Characters of text in one event of a stream."""
@@ -20,8 +21,7 @@ STREAM: Final = "text/event-stream; charset=utf-8"
 JSON: Final = "application/json"
 
 
-@dataclass(frozen=True, slots=True)
-class TextAnswer:
+class TextAnswer(msgspec.Struct, frozen=True):
     """A ``text`` of so many ``tokens``; ``name`` (letters and digits) is the part of the response's id after its
     prefix.
 

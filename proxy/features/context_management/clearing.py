@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from proxy.core.apis.envelope import PROVIDER_EDITS, context_edits
 from proxy.core.apis.json_edit import Path, with_replaced_values
@@ -36,8 +37,7 @@ https://platform.claude.com/docs/en/build-with-claude/context-editing
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ClearToolUses:
+class ClearToolUses(msgspec.Struct, frozen=True):
     """One ``clear_tool_uses`` edit: above so many ``tokens`` of input or tool ``uses``, all but ``keep`` are cleared.
 
     ``at_least``: nothing is cleared if it saves fewer tokens. ``excluded`` names tools whose results stay. ``inputs``
@@ -52,8 +52,7 @@ class ClearToolUses:
     inputs: frozenset[str] | None = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ContextEdits:
+class ContextEdits(msgspec.Struct, frozen=True):
     """The edits of a request: what to clear, and the provider tokens from which to compact."""
 
     clearing: tuple[ClearToolUses, ...] = ()
@@ -110,8 +109,7 @@ def _names(value: Any) -> frozenset[str]:
     return frozenset(name for name in value if isinstance(name, str))
 
 
-@dataclass(slots=True)
-class _Use:
+class _Use(msgspec.Struct):
     """One tool use: its name, the tokens of its input and of its result, and True once the result was read."""
 
     name: str

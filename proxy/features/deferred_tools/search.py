@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from proxy.core.compaction.truncate import clip, shrink_tools
 from proxy.core.conversation import Count
@@ -45,8 +46,7 @@ NOTHING: Final = "No further tool matches. Say in other words what it has to do.
 NO_ROOM: Final = "There is no room left in the context window for any further tool. Go on with those you have."
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """A tool of the client's. ``description`` has those of its parameters, too; ``json`` is its whole declaration."""
 
     name: str

@@ -11,6 +11,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from proxy.core.compaction.record import Compaction
 from proxy.core.conversation import Item
 from proxy.core.decisions import CountedView
@@ -26,8 +28,7 @@ PAUSE_SECONDS: Final = 10.0
 """Seconds for which nothing is archived after the store failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveLimits:
+class ArchiveLimits(msgspec.Struct, frozen=True):
     """Originals are stored for ``seconds``, up to ``max_item`` bytes each; ``queue`` bytes may wait."""
 
     seconds: float

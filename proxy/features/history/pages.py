@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -53,8 +52,7 @@ class _StoredList(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """The part that a caller requests; if ``limit`` is None its length is the default."""
 
     offset: int = 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.errors import InvalidRequest, OtherVersion, StoreUnavailable
 from proxy.features.memories.memory import (
@@ -32,8 +33,7 @@ ID: Final = re.compile(r"[0-9a-f]{12}")
 """Matches the id of a memory: six random bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewMemory:
+class NewMemory(msgspec.Struct, frozen=True):
     """A memory to be stored; ``days`` until it expires, None for the usual ones."""
 
     type: Type

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.compaction.steps import SENTENCE_END
 from proxy.core.decisions import CountedView
@@ -69,8 +70,7 @@ _CUES: Final[Sequence[tuple[Type, re.Pattern[str]]]] = (
 """Cues of sentences that hold for longer, by the type of the memory, in six languages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(msgspec.Struct, frozen=True):
     """A sentence of the user with a cue, and the type of its memory."""
 
     type: Type

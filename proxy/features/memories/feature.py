@@ -27,11 +27,11 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 from cachetools import LRUCache
 from msgspec import structs
 
@@ -77,8 +77,7 @@ BLOCKS: Final = 2_000
 """Conversations whose block is remembered, in case the store does not answer: about 2 KB each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(msgspec.Struct, frozen=True):
     """How a conversation begins: the index of its first user item, and the names of its records.
 
     ``answered`` is the name by its first answer too, empty if it has none yet. ``texts`` are the user's messages.

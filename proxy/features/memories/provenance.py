@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
+import msgspec
 from msgspec import structs
 
 from proxy.core.conversation import ItemText
@@ -45,8 +45,7 @@ _ADDRESS: Final = lazy_pattern(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
+class Spoken(msgspec.Struct, frozen=True):
     """The texts of a conversation: the user's own words, and those of its tools and clients."""
 
     user: tuple[str, ...]

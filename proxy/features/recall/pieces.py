@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.core.apis.json_scan import scan
 from proxy.core.conversation import ItemText
@@ -15,8 +16,7 @@ LABEL_CHARACTERS: Final = 120
 """Characters of a call that are shown as the heading of its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """One item as it is shown: its ``number``, a ``label``, and all its ``text``. ``hidden``: the view lacks it.
 
     ``session`` names its conversation if that is an earlier one, else it is empty.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
+
+import msgspec
 
 from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Count
@@ -30,8 +31,7 @@ RECORD: Final = "(A record of earlier conversations: what was said then, not a r
 UNREADABLE: Final = "The arguments could not be read: give a query (words), or item (a number)."
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(msgspec.Struct, frozen=True):
     """The arguments of a call, within their bounds."""
 
     query: str = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -53,7 +52,7 @@ class ArchiveFixture:
         self.originals = originals
         self.outcomes: Counter[str] = Counter()
         self.tasks: list[asyncio.Task[None]] = []
-        limits = replace(ArchiveLimits(60.0, 10**6), **changes)
+        limits = structs.replace(ArchiveLimits(60.0, 10**6), **changes)
         self.now = 0.0
         self.archive = Archive(originals, limits, {}, self.spawn, self.observe, lambda: self.now)
 
