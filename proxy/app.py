@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from proxy import caches
+from proxy import caches, garbage
 from proxy.offload import SWITCH_SECONDS
 from proxy.process import Process, StartOptions, Surroundings
 from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
@@ -77,7 +77,7 @@ async def serve(
         reloads.watch(source)
     lag = LagWatch(process.server.under_way, process.telemetry.loop_lag, logs.loop_lagged)
     process.page.show_lag(lag.pop_worst)
-    caches.collect_rarely()
+    garbage.collect_rarely()
     lag.start()
     code = 0
     if companion is None:

@@ -1,4 +1,4 @@
-"""The bounds of a process's caches, and the settings of its memory allocator and garbage collector.
+"""The bounds of a process's caches, and the settings of its memory allocator.
 
 A client decides how large a cached value is. Therefore the caches of values parsed from bodies are bounded by bytes,
 and the size of every value is estimated from above.
@@ -7,7 +7,6 @@ and the size of every value is estimated from above.
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,13 +33,6 @@ ITEM_SIZE = 700
 
 INJECTED_PART_SIZE = 150
 """Bytes of an injected part of an item."""
-
-GC_THRESHOLDS = (20_000, 10, 10)
-"""New objects that start a collection (Python's default: 700), and collections before an older generation is visited.
-
-Parsing a body makes some 100,000 objects and no cycle: with 700, collections are a third of the time it takes. See
-https://docs.python.org/3/library/gc.html#gc.set_threshold
-"""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of ``mallopt``: https://www.gnu.org/software/libc/manual/html_node/Malloc-Tunable-Parameters.html"""
@@ -129,12 +121,3 @@ def release_free_memory() -> None:
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
-
-
-def collect_rarely() -> None:
-    """Exempt the objects built at start-up from garbage collection, and collect less often.
-
-    ``gc.freeze`` moves them to a permanent generation: https://docs.python.org/3/library/gc.html#gc.freeze
-    """
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)

@@ -30,7 +30,6 @@ the sign of life of the parent, too: a worker whose pipe is closed shuts down, s
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import os
 import pickle
@@ -45,6 +44,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from proxy.addresses import BACKLOG
+from proxy.garbage import without_collections
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -151,20 +151,6 @@ class Shutdown:
             await asyncio.wait({drain, immediate}, return_when=asyncio.FIRST_COMPLETED)
             drain.cancel()
             immediate.cancel()
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile, and never visit what is there at the end: what imports make stays.
-
-    Visiting it is a tenth of a start while it is made, and a tenth while a process is built of it.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def reserve(host: str, port: int) -> socket.socket:

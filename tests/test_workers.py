@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy import workers
-from proxy.workers import Shutdown, Supervisor, reserve, without_collections
+from proxy.workers import Shutdown, Supervisor, reserve
 
 ROOT = Path(__file__).parents[1]
 
@@ -126,15 +125,6 @@ async def test_workers_get_their_argument_and_end_cleanly(folder):
     assert (folder / "ended-1").exists()
     assert sorted(exits) == sorted(pids.values())
     assert "worker.killed" not in run.names()
-
-
-def test_collections_pause_and_go_on():
-    """Garbage is collected again after a pause, also after one that an exception ended."""
-    with without_collections():
-        assert not gc.isenabled()
-    with pytest.raises(LookupError), without_collections():
-        raise LookupError
-    assert gc.isenabled()
 
 
 @pytest.mark.slow

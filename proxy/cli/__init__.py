@@ -20,6 +20,9 @@ def _clash() -> str:
 if not hasattr(proxy, "version"):
     sys.exit(_clash())
 
-from proxy.cli.commands import app, main  # noqa: E402 - it imports much of what may have been replaced
+from proxy.garbage import without_collections  # noqa: E402 - it may have been replaced, too
+
+with without_collections():
+    from proxy.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -42,6 +42,7 @@ from proxy.cli.options import (
     variable_name,
 )
 from proxy.cli.run import run
+from proxy.garbage import pause_collections, resume_collections, without_collections
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client, ClientFacts
@@ -65,6 +66,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command that ``sys.argv`` names; ends the process."""
+    pause_collections()  # until the command has been found, in ``_options``
     app()
 
 
@@ -78,11 +80,12 @@ def _show_version(is_requested: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback has shown it
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of every command."""
+    resume_collections()
 
 
 @app.command()
@@ -99,8 +102,6 @@ def serve(
 
     The first SIGTERM, or Ctrl-C, lets running requests finish; a second one ends them.
     """
-    from proxy.workers import without_collections
-
     server = {"host": host, "port": port, "workers": workers}
     overrides = overrides_of(upstream, window)
     overrides.update({("server", name): value for name, value in server.items() if value is not None})
