@@ -172,9 +172,19 @@ class Connection(web.RequestHandler):
         """
         waiter = self._waiter
         if self.idle and waiter is not None and not waiter.done():
-            self._close = True
-            self._messages.append(cast("Any", (None, EMPTY_PAYLOAD)))
+            self._end_next()
             waiter.set_result(None)
+
+    def refuse(self, answer: bytes) -> None:
+        """Answer a new connection before its first request, and end it in order."""
+        self._end_next()
+        if self.transport is not None:
+            self.transport.write(answer)
+
+    def _end_next(self) -> None:
+        """Have the loop end the connection when it runs next, and drop what arrives."""
+        self._close = True
+        self._messages.append(cast("Any", (None, EMPTY_PAYLOAD)))
 
     def remember(self, caller: Caller) -> None:
         """Note that requests with the same head as the one under way are *caller*'s, if that is allowed."""

@@ -18,6 +18,9 @@ from proxy.tasks import Faults
 _LEAST_RESERVE: Final = 16
 """Descriptors that requests under way need at least, for their upstreams and the store."""
 
+_MOST_REFUSED: Final = 256
+"""Refused connections that are open until their clients have read why. A flood of others is closed at once."""
+
 
 def descriptors_short(descriptor: int) -> int:
     """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
@@ -62,6 +65,7 @@ class Listener(web.Server):
         self._most = limits.connections
         self._open: dict[Connection, None] = {}
         self._leaving: set[Connection] = set()
+        self._refused: set[Connection] = set()
         self.accepted = 0
         self.crowded = 0
 
@@ -95,16 +99,13 @@ class Listener(web.Server):
             self._open[cast("Connection", handler)] = None
             return
         self.refusals["full"] += 1
-        answer = FULL
-        if crowded:
-            answer = OUT_OF_DESCRIPTORS
-        transport.write(answer)
-        handler.force_close()
+        self._refuse(cast("Connection", handler), crowded=crowded)
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         """Remove a connection."""
         self._open.pop(cast("Connection", handler), None)
         self._leaving.discard(cast("Connection", handler))
+        self._refused.discard(cast("Connection", handler))
         super().connection_lost(handler, exc)
 
     def end_unused(self) -> None:
@@ -127,6 +128,17 @@ class Listener(web.Server):
     def expects_requests(self) -> bool:
         """True if a request is under way on any connection, or may be on its way to one."""
         return any(connection.expects_request for connection in self._open)
+
+    def _refuse(self, connection: Connection, *, crowded: bool) -> None:
+        """Answer a new connection with 503, and close it at once if it is *crowded* or if many have been refused."""
+        answer = FULL
+        if crowded:
+            answer = OUT_OF_DESCRIPTORS
+        connection.refuse(answer)
+        if crowded or len(self._refused) >= _MOST_REFUSED:
+            connection.force_close()
+        else:
+            self._refused.add(connection)
 
     def _make_room(self) -> bool:
         """Close the oldest idle connection. Return False if none is idle."""

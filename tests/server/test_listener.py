@@ -42,6 +42,28 @@ async def test_a_connection_too_many_is_refused_readably():
         assert (await at.ask("GET", "/health/live")).line == "HTTP/1.1 200 OK"
 
 
+async def test_a_refused_client_reads_why_even_if_it_sends_first():
+    """A client that sends a long request before it looks for an answer finds the 503, and so do the next hundreds."""
+    async with running_server(ServerConfig("up", limits=Limits(connections=1))) as at:
+        at.stage.script = lambda heard, reader, writer: reader.read()
+        _, busy = await at.connect()
+        busy.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        assert await eventually(lambda: at.server.in_flight == 1)
+        reader, writer = await at.connect()
+        assert await eventually(lambda: at.server.refusals)
+        for _ in range(30):
+            writer.write(b"x" * 100_000)
+            await asyncio.wait_for(writer.drain(), 60)
+            await asyncio.sleep(0.002)
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 503 ")
+        refused = [await at.connect() for _ in range(300)]
+        for reader, writer in refused:
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 503 ")
+            writer.close()
+        assert at.server.refusals == {"full": 301}
+        busy.close()
+
+
 async def test_a_client_that_comes_while_descriptors_run_out_gets_a_503():
     """While the last descriptors are left to running requests, new clients are refused, counted, and served later."""
     async with running_server() as at:
