@@ -27,7 +27,6 @@ from proxy.engine.ports import Refusal
 from proxy.features.settings import AllSettings
 from proxy.offline import offline_engine
 from proxy.settings import SettingsError, load
-from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
 
 __all__ = [
@@ -101,13 +100,12 @@ class Fitter:
         if config:
             environ = os.environ
         self._settings = load(config, {}, environ, AllSettings)
-        self._tokenizers = Tokenizers()
         self._opened = AsyncExitStack()
         self._engine: Engine | None = None
 
     async def __aenter__(self) -> Self:
         catalogue = open_catalogue(self._settings)
-        engine = offline_engine(self._settings, catalogue, self._tokenizers)
+        engine = offline_engine(self._settings, catalogue)
         self._engine = await self._opened.enter_async_context(engine)
         return self
 

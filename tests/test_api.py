@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from proxy.api import ContextTooLong, Fitter, InvalidRequest, SettingsError, fit, fit_async
+from proxy.tokenizers import Tokenizers
 from tests.support.sample_conversations import AGENT_SYSTEM, AGENT_TASK, agent_round
 
 WINDOW = 8_192
@@ -54,6 +55,13 @@ async def test_a_refused_request_changes_no_later_view() -> None:
             await fitter.fit(whole, window=9)
         after = await fitter.fit(whole, window=WINDOW)
     assert after == await fit_async(whole, window=WINDOW)
+
+
+def test_a_vocabulary_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request of a program counts by what the first one loaded."""
+    first = fit(request(40), window=WINDOW)
+    monkeypatch.setattr(Tokenizers, "_load", None)
+    assert fit(request(40), window=WINDOW) == first
 
 
 def test_what_fits_is_returned_as_it_is() -> None:

@@ -27,10 +27,10 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.overflow.evidence import Prior
 from proxy.engine.learned_routes import remedy
 from proxy.engine.replies import read_up_to
+from proxy.offline import offline_tokenizers
 from proxy.settings import Settings, overflow_rules
 from proxy.settings.upstreams import Upstream
 from proxy.tasks import Tasks, ignore_failure
-from proxy.tokenizers import Tokenizers
 from proxy.upstream import Upstreams, find_window
 from proxy.upstream_wiring import open_bridge, open_catalogue, open_probes, open_upstream
 
@@ -167,7 +167,7 @@ async def _examine(exam: _Examination, settings: Settings, oversize: bool) -> No
     exam.findings.append(diagnosis.window_finding(usable))
     if stated is not None and route.source == "configured" and usable.tokens:
         exam.findings.extend(diagnosis.smaller_window_findings(usable.tokens, stated.context_window, stated.origin))
-    counter = await asyncio.to_thread(Tokenizers().counter, route.encoding)
+    counter = await asyncio.to_thread(offline_tokenizers().counter, route.encoding)
     expected = prior_calibration(route.model, configured_encoding=route.configured_encoding).factor
     short = await _send_short(exam, counter)
     exam.findings.extend(diagnosis.usage_findings(short, expected))

@@ -35,9 +35,8 @@ from proxy.core.request import Request
 from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
 from proxy.core.tokens.media import FILES, IMAGES, SOUND
 from proxy.engine.reading import CountedBody, Reader
-from proxy.offline import offline_engine
+from proxy.offline import offline_engine, offline_tokenizers
 from proxy.settings import Settings, injected_rules
-from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
 from proxy.wiring import policy_of
 
@@ -72,7 +71,6 @@ class Fitted:
     measured: MeasuredRequest
     client_body: CountedBody
     view_body: CountedBody
-    tokenizers: Tokenizers
     policy: Policy
 
 
@@ -123,9 +121,8 @@ async def fit_request(settings: Settings, body: bytes, *, model: str | None = No
     """
     # ``count_always`` below: a request that fits by its bytes would not be counted, and there would be nothing to show.
     request = Request(api_of(body), body, TENANT, "fit")
-    tokenizers = Tokenizers()
     catalogue = _OverriddenCatalogue(open_catalogue(settings), model, window)
-    async with offline_engine(settings, catalogue, tokenizers) as engine:
+    async with offline_engine(settings, catalogue) as engine:
         decision = await engine.first_plan(request, count_always=True)
         report = engine.report(decision)
     view = decision.view
@@ -133,27 +130,25 @@ async def fit_request(settings: Settings, body: bytes, *, model: str | None = No
         error = None
         if isinstance(decision, Reject):
             error = decision.error
-        return await _counted(view, report, error, settings, tokenizers)
+        return await _counted(view, report, error, settings)
     if settings.compression.mode == "off":
         raise CannotFit("would be relayed: compression.mode is off. Set it to on.")
     name = model or report.model or "(none)"
     raise CannotFit(f"the window of the model {name} is not known. Give --window N, or --model NAME for a known one.")
 
 
-async def _counted(
-    view: CountedView, report: Report, error: UllageError | None, settings: Settings, tokenizers: Tokenizers
-) -> Fitted:
+async def _counted(view: CountedView, report: Report, error: UllageError | None, settings: Settings) -> Fitted:
     """Count the client's body and the view's again, item by item."""
     measured = view.measured
     api_format, route = measured.api_format, measured.known.route
-    reader = Reader(tokenizers, {}, {}, {}, {}, injected=injected_rules(settings.injected))
+    reader = Reader(offline_tokenizers(), {}, {}, {}, {}, injected=injected_rules(settings.injected))
 
     async def count(body: bytes) -> CountedBody:
         located = await reader.located(api_format, TENANT, body)
         return await reader.read(api_format, route.encoding, TENANT, located, route.model)
 
     client_body, view_body = await count(measured.parsed.body), await count(view.body)
-    return Fitted(view, report, error, measured, client_body, view_body, tokenizers, policy_of(settings))
+    return Fitted(view, report, error, measured, client_body, view_body, policy_of(settings))
 
 
 def api_of(body: bytes) -> str:
@@ -206,7 +201,7 @@ def _roles(body: CountedBody) -> dict[str, int]:
 def _kinds(fitted: Fitted, body: CountedBody) -> dict[str, int]:
     """Return the tokens of *body* by kind of content, by our own count."""
     api_format, encoding = fitted.measured.api_format, fitted.measured.known.route.encoding
-    count = functools.partial(fitted.tokenizers.count, encoding)
+    count = functools.partial(offline_tokenizers().count, encoding)
     totals: Counter[str] = Counter()
     for (start, end), item in zip(body.scan.spans, body.items, strict=True):
         totals.update(_item_kinds(api_format.read_item_text(body.body[start:end]), item, count))
@@ -316,7 +311,7 @@ def _edited_items(fitted: Fitted, record: CompactionRecord | None) -> Iterator[t
     """Yield for each shortened item the stage that shortened it, and the tokens saved by our own count."""
     if record is None:
         return
-    count = functools.partial(fitted.tokenizers.count, fitted.measured.known.route.encoding)
+    count = functools.partial(offline_tokenizers().count, fitted.measured.known.route.encoding)
     stages = stages_of_edits(record.compaction)
     for index, edit in record.edits.items():
         stage = stages.get(index, "clip")

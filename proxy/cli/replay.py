@@ -22,7 +22,6 @@ from proxy.core.tool_table import ToolMap
 from proxy.engine.engine import Engine
 from proxy.offline import offline_engine
 from proxy.settings import Prices, Settings
-from proxy.tokenizers import Tokenizers
 from proxy.upstream_wiring import open_catalogue
 
 SUFFIXES: Final = (".jsonl", ".json", ".md")
@@ -180,7 +179,7 @@ async def replay_sessions(
     prices = await asyncio.to_thread(configuration.prices, {session.model or model for session in sessions})
     tools = configuration.tool_map(settings.tools)
     replays = []
-    async with offline_engine(settings, catalogue, Tokenizers()) as engine:
+    async with offline_engine(settings, catalogue) as engine:
         for session in sessions:
             name = session.model or model
             replays.append(await _replay(engine, session, name, prices.get(name), advance, FindingsCollector(tools)))
