@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletionMessage
 
 from proxy.api import ContextTooLong, Fitter, InvalidRequest, SettingsError, fit, fit_async
 from proxy.tokenizers import Tokenizers
@@ -99,9 +98,12 @@ def test_errors_are_those_of_the_proxy(tmp_path: Path) -> None:
         fit(request(1), config=tmp_path / "none.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["", "\ud83d"])
 def test_messages_may_be_the_objects_of_an_sdk(cut: str) -> None:
     """What a client returned is appended as it is, and is sent as the SDK would send it."""
+    from openai.types.chat import ChatCompletionMessage
+
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     answer = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
     result = {"role": "tool", "tool_call_id": "c1", "content": f"found{cut}"}

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 import yaml
 
@@ -390,6 +389,8 @@ async def test_providers_answer_without_the_packages_that_the_image_leaves_out(
     stub: StartStub, proxy: StartProxy, tmp_path: Path
 ) -> None:
     """Providers over LiteLLM answer without what is taken out, and each path that is named there exists."""
+    import openai
+
     distributions, paths = pruned()
     litellm = Path(str(distribution("litellm").locate_file("")))
     assert [path for path in paths if not (litellm / path).exists()] == []

@@ -15,8 +15,8 @@ from proxy.cli.models import ModelRow, learned_windows, list_models, show_models
 from proxy.settings import Settings, load
 from proxy.tokenizers import library
 from tests.conftest import StartProxy, StartStub
-from tests.e2e.test_recovery import CHAT, TRUE, UNHEARD
 from tests.support.proxy_process import Client
+from tests.support.sample_conversations import chat_turn
 
 STATED = "server: /v1/models max_model_len"
 GONE = {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}
@@ -88,6 +88,8 @@ async def test_another_name_is_shown_with_what_it_is_sent_as() -> None:
 
 
 KEY = "sk-learned"
+TRUE, UNHEARD = 8_192, "a-model-nobody-has-heard-of"
+CHAT: Any = [message for turn in range(12) for message in chat_turn(turn, 450)] + chat_turn(99, 60)[:1]
 
 
 def settings_of(url: str, path: Path, more: Mapping[tuple[str, ...], Any] | None = None) -> Settings:

@@ -10,11 +10,11 @@ import pytest
 from proxy.core.compaction.schedule import CompactionTarget
 from tests.conftest import StartProxy, StartStub
 from tests.stub import Rules, chat, messages, responses, slices
-from tests.support.api_formats import request_body
+from tests.support.api_formats import next_request, request_body
 from tests.support.engine_fixtures import Replica
 from tests.support.loopback import loopback_client
 from tests.support.proxy_process import until
-from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
+from tests.support.sample_conversations import agent_session, chat_turn
 
 API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
 WINDOW = 8192
@@ -24,12 +24,6 @@ PROMPTS = {
     "responses": "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary.",
 }
 OWNERS = {"chat": "qwen-code", "messages": "claude-code", "responses": "codex"}
-
-
-def next_request(api: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
-    """A request of *api* for the next answer, with an output figure that stays the same."""
-    figure = "max_output_tokens" if api == "responses" else "max_tokens"
-    return request_body(api, talk, AGENT_TOOLS, **{figure: 256})
 
 
 def raw(body: dict[str, Any]) -> bytes:

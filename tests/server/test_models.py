@@ -2,8 +2,6 @@
 
 import json
 
-import anthropic
-import openai
 import pytest
 
 from tests.stub import Fault
@@ -72,6 +70,9 @@ async def test_one_model_is_described_by_its_own_upstream(two):
 @pytest.mark.slow
 async def test_sdks_read_the_list(two):
     """The OpenAI and Anthropic SDKs iterate over it."""
+    import anthropic
+    import openai
+
     front, _, _ = two
     async with openai.AsyncOpenAI(base_url=front.url, api_key="sk-mine") as client:
         assert "qwen3" in [model.id async for model in await client.models.list()]
@@ -122,6 +123,8 @@ async def test_a_strange_list_is_no_error(body):
 @pytest.mark.slow
 async def test_a_list_that_cannot_be_had_is_an_error(stub, proxy):
     """With the only upstream down the list is 502, and as soon as it answers, a list."""
+    import openai
+
     server = await stub()
     front = await proxy(server.url)
     await server.__aexit__(None, None, None)

@@ -5,7 +5,6 @@ import json
 import socket
 
 import pytest
-from openai import AsyncOpenAI
 
 from tests.support.server_fixture import eventually, raw_answer, running_server
 
@@ -145,8 +144,11 @@ async def test_what_outlives_the_drain_is_cut_with_a_word():
         assert [report.reason for report in at.reports] == ["server_shutting_down"] * 2
 
 
+@pytest.mark.slow
 async def test_the_openai_client_streams_through():
     """The real client reads a stream to its end, and its usage is noted."""
+    from openai import AsyncOpenAI
+
     events = [b'{"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"hi"}}]}']
     events.append(b'{"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":5,')
     events[-1] += b'"completion_tokens":1,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":4}}}'

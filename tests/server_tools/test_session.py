@@ -19,7 +19,6 @@ from tests.support.answer_parser import parse_answer
 from tests.support.api_formats import tools_of
 from tests.support.recall_fixtures import LOOK, READ, SAID, WINDOW, StartRecall, read_answer, request
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, log
-from tests.support.sdk_clients import SDK_CLIENTS
 from tests.support.server_tool_fixtures import KEYS, WORDING, both, every, model_answering
 
 API_FORMATS: dict[str, Any] = {"chat": chat, "messages": messages, "responses": responses}
@@ -214,6 +213,8 @@ async def test_the_next_turn_knows_nothing_of_it(start_recall: StartRecall) -> N
 @pytest.mark.slow
 async def test_a_long_session_with_recalls_stays_valid_and_fits(start_recall: StartRecall, api: str) -> None:
     """An agent that looks things up again and again, alone and beside its tools, sends nothing too big or wrong."""
+    from tests.support.sdk_clients import SDK_CLIENTS  # not above: three SDKs take two seconds
+
     server, proxy = await start_recall(api, Answer())
     pick = random.Random(0)
     looks = [

@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai import BadRequestError
 
 from tests.conftest import StartStub
 from tests.stub import Answer, Call, Fault, Stub
@@ -30,6 +29,7 @@ async def post(stub: Stub, body: Any, path: str = "/v1/chat/completions") -> tup
         return reply.status, await reply.read(), {k.lower(): v for k, v in reply.headers.items()}
 
 
+@pytest.mark.slow
 async def test_answers_the_real_client_with_its_own_count(stub: StartStub) -> None:
     """A small chat is answered, and usage carries the exact number of tokens."""
     server = await stub()
@@ -41,6 +41,7 @@ async def test_answers_the_real_client_with_its_own_count(stub: StartStub) -> No
     assert [seen.verdict for seen in server.seen] == ["ok"]
 
 
+@pytest.mark.slow
 async def test_streams_text_and_parallel_calls(stub: StartStub) -> None:
     """A scripted answer with two calls comes back whole through the real client's stream."""
     server = await stub()
@@ -97,8 +98,11 @@ async def test_reports_an_overflow_inside_a_stream(stub: StartStub) -> None:
     assert body.startswith(b'data: {"error"')
 
 
+@pytest.mark.slow
 async def test_refuses_broken_pairs(stub: StartStub) -> None:
     """Orphan results, unanswered calls and repeated ids are each a 400 that the client can read."""
+    from openai import BadRequestError
+
     call: Any = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asked: Any = {"role": "assistant", "content": None, "tool_calls": [call]}
     result: Any = {"role": "tool", "tool_call_id": "a", "content": "x"}

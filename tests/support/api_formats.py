@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.stub import gemini
 from tests.stub.messages import signature
+from tests.support.sample_conversations import AGENT_TOOLS
 
 Message = dict[str, Any]
 
@@ -138,6 +139,12 @@ def request_body(api: str, chat: Sequence[Message], tools: Sequence[Message] = (
         body["input"] = to_responses(chat)
         body |= {"instructions": system} if system else {}
     return {**body, "tools": tools_of(tools, api)} if tools else body
+
+
+def next_request(api: str, talk: Sequence[Message]) -> Message:
+    """A request of *api* for the next answer, with an output figure that stays the same."""
+    figure = "max_output_tokens" if api == "responses" else "max_tokens"
+    return request_body(api, talk, AGENT_TOOLS, **{figure: 256})
 
 
 def kind_of(item: Mapping[str, Any]) -> str:

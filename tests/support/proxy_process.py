@@ -14,15 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 import yaml
-from openai import AsyncOpenAI
 
 from tests.support.forked_ullage import CAN_FORK, ROOT, WITHOUT_GIGATOKEN, ForkedProcess, fork_proxy
 from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 READY_WITHIN = 90.0
 ENDED_WITHIN = 60.0
@@ -192,6 +194,8 @@ class Client:
     bodies: list[bytes] = field(default_factory=list)
 
     async def __aenter__(self) -> AsyncOpenAI:
+        from openai import AsyncOpenAI  # not above: it takes a second, and most tests have no client
+
         async def note(request: httpx.Request) -> None:
             self.bodies.append(await request.aread())
 

@@ -20,8 +20,7 @@ from proxy.features.client_compaction.compact_endpoint import (
     response,
 )
 from proxy.features.client_compaction.compaction_item import OpenedBody, open_items
-from tests.e2e.test_client_compaction import next_request
-from tests.support.api_formats import text_of
+from tests.support.api_formats import next_request, text_of
 from tests.support.engine_fixtures import TENANT, Replica, count_tokens
 from tests.support.sample_conversations import AGENT_TASK, agent_session, chat_turn, log
 

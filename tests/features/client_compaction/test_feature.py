@@ -17,8 +17,8 @@ from proxy.engine.run import Run
 from proxy.features.client_compaction.compact_endpoint import Kind
 from proxy.features.client_compaction.compaction_item import open_items, pack
 from proxy.features.client_compaction.feature import ClientCompaction, UpstreamCompaction, is_unable
-from tests.e2e.test_client_compaction import next_request
 from tests.features.client_compaction.test_summary_answer import Ready
+from tests.support.api_formats import next_request
 from tests.support.engine_fixtures import TENANT, Replica
 from tests.support.sample_conversations import agent_session
 

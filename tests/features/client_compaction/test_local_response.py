@@ -6,9 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types import Message
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from proxy.features.client_compaction.local_response import PIECE, TextAnswer, stream_events, whole_response
@@ -23,8 +20,11 @@ def events(api: str, answer: TextAnswer = ANSWER) -> list[dict[str, Any]]:
     return [json.loads(data) for data in found if data != "[DONE]"]
 
 
+@pytest.mark.slow
 def test_chat() -> None:
     """A completion with one choice; its chunks add up to the same, the usage in the last if the client requested it."""
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
     answer = ChatCompletion.model_validate(json.loads(whole_response("chat", ANSWER)))
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (TEXT, "stop")
     assert answer.usage is not None
@@ -38,8 +38,11 @@ def test_chat() -> None:
     assert stream_events("chat", quiet).endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_messages() -> None:
     """A message of one text block; its stream opens, fills and closes that block."""
+    from anthropic.types import Message
+
     answer = Message.model_validate(json.loads(whole_response("messages", ANSWER)))
     assert (answer.content[0].text, answer.stop_reason) == (TEXT, "end_turn")  # type: ignore[union-attr]
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (0, 4100)
@@ -55,8 +58,11 @@ def test_messages() -> None:
     assert "".join(deltas) == TEXT
 
 
+@pytest.mark.slow
 def test_responses() -> None:
     """A response of one message; every event is one the API knows, numbered without a gap."""
+    from openai.types.responses import Response, ResponseStreamEvent
+
     answer = Response.model_validate(json.loads(whole_response("responses", ANSWER)))
     assert answer.output_text == TEXT
     assert answer.usage is not None
