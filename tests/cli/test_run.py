@@ -7,8 +7,10 @@ import json
 import os
 import pty
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from proxy.cli.run import (
     run_child,
 )
 from tests.conftest import StartStub
-from tests.support.proxy_process import ROOT
+from tests.support.forked_ullage import NOTHING, ROOT, ForkedProcess, StandardStreams, start_ullage
+from tests.support.proxy_process import until
 
 CLIENTS = clients()
 USUAL_CLIENTS = [CLIENTS[name] for name in COMMON_CLIENTS]
@@ -101,15 +104,44 @@ def test_without_an_upstream_it_is_the_clients_own(
     assert [each["base_url"] for each in overrides["upstreams",]] == urls  # type: ignore[attr-defined]
 
 
+def environment_at(home: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share", "PYTHONPATH": str(ROOT)}
+
+
+@dataclass(frozen=True)
+class Running:
+    """``ullage run``, whose output is written to files."""
+
+    process: ForkedProcess | subprocess.Popen[bytes]
+    output: Path
+    errors: Path
+
+    async def first_line(self) -> str:
+        """The first line of its output, once that is complete."""
+        await until(lambda: "\n" in self.output.read_text())
+        return self.output.read_text().partition("\n")[0]
+
+    async def code(self) -> int:
+        """Its exit code, once it has ended."""
+        return await asyncio.to_thread(self.process.wait, 60)
+
+
+async def forked(home: Path, *words: str) -> Running:
+    """``ullage run`` with *words*, in a home of its own."""
+    streams = StandardStreams(NOTHING, home / "output", home / "errors")
+    streams.output.touch()
+    process = await asyncio.to_thread(start_ullage, ["run", *words], environment_at(home), home, streams)
+    return Running(process, streams.output, streams.errors)
+
+
 async def started(home: Path, *words: str, terminal: int = 0) -> asyncio.subprocess.Process:
-    """``ullage run`` with *words*, in a home of its own; *terminal* is its terminal, if that is not 0."""
+    """``ullage run`` with *words* as its users start it; *terminal* is its terminal, if that is not 0."""
     log_in = None
     if terminal:
         log_in = partial(os.login_tty, terminal)
-    environment = {**os.environ, "HOME": str(home), "XDG_DATA_HOME": f"{home}/share", "PYTHONPATH": str(ROOT)}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "proxy.cli", "run", *words),
-        env=environment,
+        env=environment_at(home),
         cwd=home,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -154,9 +186,9 @@ async def test_a_client_is_set_apart_from_its_arguments(
     program.write_text(f"#!{sys.executable}\n{PRINT_ARGUMENTS}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    process = await started(tmp_path, "--upstream", "http://127.0.0.1:9/v1", *words)
-    out, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, out.decode().strip()) == (0, f"{arguments} True"), errors.decode()
+    running = await forked(tmp_path, "--upstream", "http://127.0.0.1:9/v1", *words)
+    code = await running.code()
+    assert (code, running.output.read_text().strip()) == (0, f"{arguments} True"), running.errors.read_text()
 
 
 @pytest.mark.slow
@@ -166,12 +198,10 @@ async def test_a_signal_is_passed_on_and_both_end(stub: StartStub, tmp_path: Pat
     server = await stub()
     handle = f"import signal, time; signal.signal({int(number)}, lambda *_: print('heard', flush=True) or exit(3))"
     ready = "print(__import__('os').getppid(), flush=True); time.sleep(60)"
-    process = await started(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", f"{handle}; {ready}")
-    assert process.stdout is not None
-    parent = int(await asyncio.wait_for(process.stdout.readline(), 60))
-    os.kill(parent, number)
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, out) == (3, b"heard\n")
+    running = await forked(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", f"{handle}; {ready}")
+    parent = await running.first_line()
+    os.kill(int(parent), number)
+    assert (await running.code(), running.output.read_text()) == (3, f"{parent}\nheard\n")
 
 
 COUNT_SIGNALS = """
@@ -219,9 +249,8 @@ async def test_a_typed_signal_reaches_the_command_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path) -> None:
     """128 and the signal's number."""
-    process = await started(tmp_path, "--upstream", "http://127.0.0.1:9/v1", "--", "sh", "-c", "kill -KILL $$")
-    await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 128 + signal.SIGKILL
+    running = await forked(tmp_path, "--upstream", "http://127.0.0.1:9/v1", "--", "sh", "-c", "kill -KILL $$")
+    assert await running.code() == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -238,10 +267,9 @@ async def test_a_command_that_a_signal_ended_has_its_shells_code(tmp_path: Path)
 )
 async def test_what_cannot_be_started_is_said(tmp_path: Path, words: tuple[str, ...], code: int, sentence: str) -> None:
     """One sentence, and an exit code that says whose fault it is."""
-    process = await started(tmp_path, *words)
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == code
-    assert sentence in errors.decode()
+    running = await forked(tmp_path, *words)
+    assert await running.code() == code
+    assert sentence in running.errors.read_text()
 
 
 async def test_a_command_whose_interpreter_is_gone_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -259,11 +287,10 @@ async def test_a_killed_proxy_takes_its_command_along(stub: StartStub, tmp_path:
     """``kill -9`` leaves no client behind that would only get connection errors."""
     server = await stub()
     code = "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(600)"
-    process = await started(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", code)
-    assert process.stdout is not None
-    parent, pid = map(int, (await asyncio.wait_for(process.stdout.readline(), 60)).split())
+    running = await forked(tmp_path, "--upstream", server.url, "--", sys.executable, "-c", code)
+    parent, pid = map(int, (await running.first_line()).split())
     os.kill(parent, signal.SIGKILL)
-    await process.wait()
+    assert await running.code() == -signal.SIGKILL
     for _ in range(600):
         if not is_running(pid):
             return

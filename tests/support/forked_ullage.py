@@ -110,6 +110,17 @@ def fork_proxy(arguments: Sequence[str], environment: Mapping[str, str], folder:
     return next(_TURNS).fork(arguments, environment, folder, StandardStreams(NOTHING, log, log))
 
 
+def start_ullage(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, streams: StandardStreams
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Start ``ullage`` with *arguments* in *folder*: as a fork, or with an interpreter where forks are ended."""
+    if CAN_FORK:
+        return _INTERPRETERS[0].fork(arguments, environment, folder, streams)
+    command = [sys.executable, "-m", "proxy.cli", *arguments]
+    with streams.input.open() as given, streams.output.open("ab") as output, streams.errors.open("ab") as errors:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdin=given, stdout=output, stderr=errors)
+
+
 def run_ullage(
     *arguments: str, environment: Mapping[str, str] | None = None, stdin: Path = NOTHING
 ) -> subprocess.CompletedProcess[str]:
@@ -119,11 +130,9 @@ def run_ullage(
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
     environment = {**inherited, "PYTHONPATH": str(ROOT), **(environment or {})}
-    if not CAN_FORK:
-        return _run_in_interpreter(arguments, environment, stdin)
     with tempfile.TemporaryDirectory() as folder:
         streams = StandardStreams(stdin, Path(folder, "output"), Path(folder, "errors"))
-        process = _INTERPRETERS[0].fork(arguments, environment, ROOT, streams)
+        process = start_ullage(arguments, environment, ROOT, streams)
         try:
             code = process.wait(COMMAND_SECONDS)
         except subprocess.TimeoutExpired:
@@ -131,16 +140,6 @@ def run_ullage(
             raise
         return subprocess.CompletedProcess(
             ["ullage", *arguments], code, streams.output.read_text(), streams.errors.read_text()
-        )
-
-
-def _run_in_interpreter(
-    arguments: Sequence[str], environment: Mapping[str, str], stdin: Path
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "proxy.cli", *arguments]
-    with stdin.open() as given:
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, stdin=given, capture_output=True, text=True, timeout=COMMAND_SECONDS
         )
 
 
