@@ -15,7 +15,7 @@ import msgspec
 
 from proxy import caches
 from proxy import settings as configuration
-from proxy.core.models import DEFAULT_ENCODING, Catalogue, ServerWindow
+from proxy.core.models import Catalogue, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_all_routes, open_history
@@ -157,9 +157,6 @@ class Process:
         if surroundings.worker.count == 1 and not quiet:
             print_summary(settings, process.catalogue, process.port, describe_store(store.state(), settings.store.path))
             tasks.spawn(warn_of_unreachable(settings, logs.warn), "look for the upstreams")
-        if process.tokenizers.is_fast:
-            # Loading holds the interpreter's lock for a third of a second: now it delays no request.
-            _load_vocabulary(process.tokenizers, tasks, DEFAULT_ENCODING)
         tasks.spawn(upstream.warm(), "load LiteLLM")
         return process
 
@@ -334,7 +331,8 @@ def _lasting_parts(
         return before.page, before.telemetry, before.tokenizers
     page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), surroundings.logs.warn)
     # Most texts are counted in the event loop's thread: all but those of bodies that are large and new.
-    tokenizers = Tokenizers(release=caches.release_free_memory, first=in_thread_of(asyncio.get_running_loop()))
+    first = in_thread_of(asyncio.get_running_loop())
+    tokenizers = Tokenizers(fast_later=True, release=caches.release_free_memory, first=first)
     return page, _open_telemetry(page.reports), tokenizers
 
 

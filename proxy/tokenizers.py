@@ -94,8 +94,11 @@ BATCH_FROM: Final = 1_024
 Its cache of words grows once in some MB of text, which takes 45 ms. A batch costs 3 us more.
 """
 
-IDLE_SECONDS: Final = 1.0
-"""Seconds without a count before an encoder is built anew: it holds the interpreter's lock for 0.3 s."""
+IDLE_SECONDS, MOST_SECONDS = 1.0, 30.0
+"""Seconds without a count before an encoder is built, and the most to wait for them.
+
+Building it holds the interpreter's lock for 0.3 s, or half a second on a slow machine.
+"""
 
 _PROBES: Final = (
     "def main(argv: list[str]) -> int:\n    return 0 if argv[1:] == ['--help'] else sum(map(len, argv))\n",
@@ -149,24 +152,33 @@ class FastCounter:
     """Counts the tokens of short texts with gigatoken, in bounded memory; safe to use from many threads.
 
     *build* makes an encoder, *exact* is tiktoken's count: for texts that gigatoken cannot read, while its encoder has
-    to be built anew, and of all texts once it is ``rejected``: it differed, or could not be built. *release* gives free
-    memory back to the system.
+    to be built, and of all texts once it is ``rejected``: it differed, or could not be built. *release* gives free
+    memory back to the system. The first encoder is built at once, or *later*, as all others: when nothing has been
+    counted for a second.
     """
 
-    def __init__(self, build: Callable[[], Encode], exact: Count, release: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Encode],
+        exact: Count,
+        release: Callable[[], None] = nothing,
+        *,
+        later: bool = False,
+    ) -> None:
         self._build = build
         self._exact = exact
         self._release = release
         self._seconds = 0.0
         self._texts = 0
-        self._last = 0.0
+        self._last = time.monotonic()
         self._lock = threading.Lock()
-        self._rebuilder: threading.Thread | None = None
-        self.rejected = False
-        self._encode = self._new_encoder()
-        for text in _PROBES:
-            self.count(text)
-            self._compare(text)
+        self._builder: threading.Thread | None = None
+        self.rejected = self.is_built = False
+        self._encode: Encode | None = None
+        if later:
+            self._build_soon()
+        else:
+            self._build_now()
 
     def count(self, text: str) -> int:
         """Return the tokens of *text*, of at most ``CHUNK`` characters: it is counted in one call that waits for none.
@@ -190,7 +202,7 @@ class FastCounter:
         if not self._texts % COMPARE_EVERY:
             self._compare(text)
         if self._seconds > ENCODER_SECONDS:
-            self._rebuild_soon()
+            self._build_soon()
         return tokens
 
     def _compare(self, text: str) -> None:
@@ -201,52 +213,62 @@ class FastCounter:
                 return
         except RuntimeError:  # in use by another thread, as in ``count``: the next text is compared
             return
+        self._reject()
+
+    def _reject(self) -> None:
         self.rejected, self._encode = True, None
         _LOG.error("gigatoken counts otherwise than tiktoken, which counts from here on")
 
+    def _build_now(self) -> None:
+        self._encode = self._new_encoder()
+        self.is_built = True
+
     def _new_encoder(self) -> Encode | None:
-        """Return a new encoder; None if the two libraries differed, or the installed version cannot make one.
+        """Return a new encoder; None if the two libraries differ, or the installed version cannot make one.
 
         An encoder initialises itself at its first short and its first long text, which takes 0.3 s: that is done here.
         """
         try:
             encode = self._build()
-            for text in _PROBES:
-                encode(text)
+            counts = [len(encode(text)) for text in _PROBES]
         except UNUSABLE as error:
             self.rejected = True
             _LOG.error("gigatoken cannot be used (%s): tiktoken counts", type(error).__name__)
             return None
+        if counts != list(map(self._exact, _PROBES)):
+            self._reject()
         if self.rejected:
             return None
         return encode
 
-    def _rebuild_soon(self) -> None:
+    def _build_soon(self) -> None:
         """Start a thread that builds a new encoder after ``IDLE_SECONDS`` without a count; one at a time."""
         with self._lock:
-            if self._rebuilder is None:
-                self._rebuilder = threading.Thread(target=self._rebuild, name="build the tokenizer anew", daemon=True)
-                self._rebuilder.start()
+            if self._builder is None:
+                self._builder = threading.Thread(target=self._build_when_idle, name="build the tokenizer", daemon=True)
+                self._builder.start()
 
-    def _rebuild(self) -> None:
-        while (remaining := self._last + IDLE_SECONDS - time.monotonic()) > 0:
+    def _build_when_idle(self) -> None:
+        latest = time.monotonic() + MOST_SECONDS
+        while (remaining := min(self._last + IDLE_SECONDS, latest) - time.monotonic()) > 0:
             time.sleep(remaining)
         self._encode = None  # before the new one is built: both would be in memory
         self._release()
-        self._encode = self._new_encoder()
+        self._build_now()
         self._seconds = 0.0
         self._release()
         with self._lock:
-            self._rebuilder = None
+            self._builder = None
 
 
 class Tokenizers:
     """Counts tokens by encoding; safe to use from many threads. Nothing is ever downloaded.
 
     If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts.
-    ``estimated`` names these encodings. With *fast*, gigatoken counts if it is installed. *release* is called after a
-    vocabulary was loaded, to give the memory that this needed back to the system. *first* runs the first count of each
-    encoding, in the thread that will count most often.
+    ``estimated`` names these encodings. With *fast*, gigatoken counts if it is installed, with *fast_later* from when
+    nothing has been counted for a second. *release* is called after a vocabulary was loaded, to give the memory that
+    this needed back to the system. *first* runs the first count of each encoding, in the thread that will count most
+    often.
     """
 
     def __init__(
@@ -254,13 +276,15 @@ class Tokenizers:
         folder: Path | None = None,
         *,
         fast: bool = True,
+        fast_later: bool = False,
         release: Callable[[], None] = nothing,
         first: Callable[[Callable[[], object]], None] = run_here,
     ) -> None:
         self._folder = folder or packaged_vocabularies()
         self._release = release
         self._first = first
-        self.is_fast = fast and _has_gigatoken()
+        self._is_fast = fast and _has_gigatoken()
+        self._fast_later = fast_later
         self._lock = threading.Lock()
         self.loaded: dict[str, Count] = {}
         """The counting functions by encoding, once their vocabulary is in memory."""
@@ -276,7 +300,7 @@ class Tokenizers:
         if encoding in self.estimated:
             return "estimate"
         fast = self._fast.get(encoding)
-        if fast is None or fast.rejected:
+        if fast is None or fast.rejected or not fast.is_built:
             return "tiktoken"
         return "gigatoken"
 
@@ -320,9 +344,10 @@ class Tokenizers:
         # pool, by which a text of 1 KB takes a sixth more instructions and a third more time:
         # https://docs.rs/regex-automata/latest/regex_automata/util/pool/struct.Pool.html
         self._first(partial(exact, " "))
-        if not self.is_fast:
+        if not self._is_fast:
             return _counting(exact)
-        fast = self._fast[encoding] = FastCounter(partial(_fast_encoder, self._folder, encoding), exact, self._release)
+        build = partial(_fast_encoder, self._folder, encoding)
+        fast = self._fast[encoding] = FastCounter(build, exact, self._release, later=self._fast_later)
         if fast.rejected:
             return _counting(exact)
         return _counting(fast.count)

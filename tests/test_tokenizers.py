@@ -463,6 +463,36 @@ def test_an_encoder_is_built_anew_in_a_quiet_moment(monkeypatch: pytest.MonkeyPa
     assert not exact
 
 
+@pytest.mark.parametrize(("idle", "most"), [(0.2, 60.0), (60.0, 0.2)])
+def test_the_first_encoder_may_be_built_later(monkeypatch: pytest.MonkeyPatch, idle: float, most: float) -> None:
+    """When nothing was counted for a while, or after the longest wait, by a thread; tiktoken counts until then."""
+    monkeypatch.setattr(module, "IDLE_SECONDS", idle)
+    monkeypatch.setattr(module, "MOST_SECONDS", most)
+    builders: list[int] = []
+
+    def build() -> Callable[[str], list[str]]:
+        builders.append(threading.get_ident())
+        return letters
+
+    exact: list[str] = []
+
+    def count_exactly(text: str) -> int:
+        exact.append(text)
+        return len(text)
+
+    counter = FastCounter(build, count_exactly, later=True)
+    assert counter.count("four") == 4
+    assert exact[:1] == ["four"]
+    deadline = time.monotonic() + 60
+    while not counter.is_built and time.monotonic() < deadline:
+        time.sleep(0.01)
+    exact.clear()
+    assert counter.count("four") == 4
+    assert exact == []
+    assert len(builders) == 1
+    assert threading.get_ident() not in builders
+
+
 def test_an_encoder_is_set_up_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request waits for what a new encoder does at its first texts: the thread that built it had it read some."""
     monkeypatch.setattr(module, "ENCODER_SECONDS", 0.0)
