@@ -56,26 +56,15 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
             options, store = await _shared_store(settings, logs, tasks)
         except (CannotListen, StoreMisconfigured, StoreUnsupported) as error:
             return cannot_start(error)
-        port = reserved.getsockname()[1]
-        server = settings.server.model_copy(update={"port": port})
-        options = replace(options, settings=options.settings.model_copy(update={"server": server}), state=source.state)
         try:
             folder = multiprocess.make_directory()
         except OSError as error:
             reason = f"workers share metrics in a temporary directory: {error.strerror or error}"
             return cannot_start(f"{reason}. Set TMPDIR, or use one worker.")
         opened.callback(multiprocess.remove_directory, folder)
-        supervisor = Supervisor(
-            "proxy.app:serve",
-            options,
-            settings.server.workers,
-            environ={**os.environ, multiprocess.VARIABLE: str(folder)},
-            drain=settings.server.drain,
-            shutdown=shutdown,
-            log_event=lambda event, **facts: logs.log.info(event, **facts),
-            on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
-            listener=reserved,
-        )
+        port = reserved.getsockname()[1]
+        options = _at_port(options, port, source)
+        supervisor = _supervisor(options, reserved, folder, shutdown, logs)
         catalogue = await asyncio.to_thread(open_catalogue, settings)
         if shutdown.requested.is_set():
             return 0
@@ -94,6 +83,30 @@ async def _supervise(settings: Settings, source: ConfigSource) -> int:
         watching = tasks.spawn(watch.run(send), "watch the configuration")
         opened.callback(watching.cancel)
         return await supervisor.run()
+
+
+def _at_port(options: StartOptions, port: int, source: ConfigSource) -> StartOptions:
+    """Return *options* for workers: with the *port* that is reserved for them, and the state of *source*."""
+    server = options.settings.server.model_copy(update={"port": port})
+    return replace(options, settings=options.settings.model_copy(update={"server": server}), state=source.state)
+
+
+def _supervisor(
+    options: StartOptions, reserved: socket.socket, folder: Path, shutdown: Shutdown, logs: Logs
+) -> Supervisor:
+    """Return the supervisor of workers that start with *options* and write their metrics into *folder*."""
+    server = options.settings.server
+    return Supervisor(
+        "proxy.app:serve",
+        options,
+        server.workers,
+        environ={**os.environ, multiprocess.VARIABLE: str(folder)},
+        drain=server.drain,
+        shutdown=shutdown,
+        log_event=lambda event, **facts: logs.log.info(event, **facts),
+        on_exit=lambda pid: multiprocess.forget_worker(folder, pid),
+        listener=reserved,
+    )
 
 
 def _with_loaded(options: StartOptions, loaded: Loaded) -> StartOptions:

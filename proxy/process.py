@@ -23,7 +23,7 @@ from proxy.offload import in_thread_of
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigState, CurrentState
-from proxy.server import Server
+from proxy.server import Server, ServerConfig
 from proxy.settings import Settings
 from proxy.startup import CannotListen, print_summary, warn_of_unreachable
 from proxy.store import Store, describe_store, store_status
@@ -132,8 +132,8 @@ class Process:
     history: OpenHistory
     jobs: Jobs | None
     engine: Engine
-    server: Server
     config: CurrentState
+    server: Server = field(init=False)
     port: int = 0
     _store_errors: Counter[str] = field(default_factory=Counter)
     _without_descriptor: int = 0
@@ -184,7 +184,7 @@ class Process:
         before: Process | None = None,
     ) -> Process:
         """Build the parts that *options* configure, with page, metrics and vocabularies of the process *before*."""
-        settings, config, current = options.settings, server_config(options.settings), CurrentState(options.state)
+        settings, config = options.settings, server_config(options.settings)
         logs, tasks, exports = surroundings.logs, surroundings.tasks, surroundings.exports
         page, telemetry, tokenizers = _lasting_parts(settings, surroundings, before)
         probes = open_probes(settings, upstream, tasks, partial(_log_windows, logs), store.records)
@@ -212,29 +212,7 @@ class Process:
             spawn=tasks.spawn,
             prepare=partial(_load_vocabulary, tokenizers, tasks),
         )
-        sources = StatusSources(
-            surroundings.worker.count, current, store, upstream, probes, catalogue, tokenizers, jobs, engine
-        )
-        metrics, server_before = None, None
-        if settings.telemetry.metrics:
-            metrics = telemetry.exposition
-        if before is not None:
-            server_before = before.server
-        server = Server(
-            config,
-            exports.traced_exchange(engine),
-            upstream,
-            route=sources.upstream_of,
-            observers=(telemetry.observe, logs.request_done, *exports.observers),
-            metrics=metrics,
-            status=sources.status,
-            models=open_models(settings, catalogue, upstream),
-            open_routes=open_all_routes(settings, store, history),
-            faults=faults,
-            before=server_before,
-        )
-        server.show(page.routes(sources.status))
-        return cls(
+        process = cls(
             surroundings=surroundings,
             store=store,
             upstream=upstream,
@@ -246,9 +224,45 @@ class Process:
             history=history,
             jobs=jobs,
             engine=engine,
-            server=server,
-            config=current,
+            config=CurrentState(options.state),
         )
+        process.server = process._open_server(settings, config, faults, before)
+        return process
+
+    def _open_server(self, settings: Settings, config: ServerConfig, faults: Faults, before: Process | None) -> Server:
+        """Return the server of these parts, which takes over from that of *before*. It does not listen yet."""
+        exports = self.surroundings.exports
+        sources = StatusSources(
+            self.surroundings.worker.count,
+            self.config,
+            self.store,
+            self.upstream,
+            self.probes,
+            self.catalogue,
+            self.tokenizers,
+            self.jobs,
+            self.engine,
+        )
+        metrics, server_before = None, None
+        if settings.telemetry.metrics:
+            metrics = self.telemetry.exposition
+        if before is not None:
+            server_before = before.server
+        server = Server(
+            config,
+            exports.traced_exchange(self.engine),
+            self.upstream,
+            route=sources.upstream_of,
+            observers=(self.telemetry.observe, self.surroundings.logs.request_done, *exports.observers),
+            metrics=metrics,
+            status=sources.status,
+            models=open_models(settings, self.catalogue, self.upstream),
+            open_routes=open_all_routes(settings, self.store, self.history),
+            faults=faults,
+            before=server_before,
+        )
+        server.show(self.page.routes(sources.status))
+        return server
 
     async def _listen(self, settings: Settings) -> None:
         """Listen on the configured address, and answer the pages of other workers. Raises ``CannotListen``."""
