@@ -14,7 +14,7 @@ from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
 from proxy.cli.session_files import Message, Session, read_sessions, utf8_of
 from proxy.core.advice import NEARLY_FULL, Advice, advise
-from proxy.core.decisions import CountedView, MeasuredRequest, Reject, View
+from proxy.core.decisions import CountedView, Forward, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
 from proxy.core.report import Report
 from proxy.core.request import Request
@@ -196,31 +196,20 @@ async def _replay(
 ) -> Replay:
     """Plan the requests of *session*, up to the first one that cannot be planned."""
     requests: list[PlannedRequest] = []
-    window, problem = None, ""
-    sent, sent_tokens, client_tokens = b"", 0, 0  # those of the previous request
+    window, problem, previous = None, "", _Sent()
     # The engine has a store in memory, so that a compaction of one request holds for the next, as in a running proxy.
     for body in request_bodies(session, model):
         try:
-            decision = await engine.first_plan(Request("chat", body, TENANT, session.name), count_always=True)
-        except UllageError as error:
-            problem = error.message
-            break
-        report = engine.report(decision)
-        if report.window is None:
-            problem = "its window is not known: give --window"
+            decision, report = await _planned(engine, Request("chat", body, TENANT, session.name))
+        except _CannotPlan as reason:
+            problem = str(reason)
             break
         window = report.window
         collector.add(decision.view, report)
-        view, before = decision.view.body, report.tokens_before or 0
-        after: int | None = report.tokens_after or 0
-        if isinstance(decision, Reject):
-            view, after = b"", None
-        repeated = _repeated_tokens(sent, sent_tokens, view, after or 0)
-        requests.append(
-            PlannedRequest(before, after, report.budget, repeated, client_tokens, report.event, report.stages)
-        )
+        sent = _sent(decision, report)
+        requests.append(_beside(previous, sent, report))
+        previous = sent
         advance(1)
-        sent, sent_tokens, client_tokens = view, after or 0, before
     skipped = len(request_lengths(session.messages)) - len(requests)
     advance(skipped)
     return Replay(
@@ -233,6 +222,51 @@ async def _replay(
         collector.findings(),
         skipped,
         collector.nearly_full,
+    )
+
+
+class _CannotPlan(Exception):
+    """A request cannot be planned; the text says why."""
+
+
+async def _planned(engine: Engine, request: Request) -> tuple[Forward | Reject, Report]:
+    """Return the decision on *request*, and its report. Raises ``_CannotPlan``."""
+    try:
+        decision = await engine.first_plan(request, count_always=True)
+    except UllageError as error:
+        raise _CannotPlan(error.message) from error
+    report = engine.report(decision)
+    if report.window is None:
+        raise _CannotPlan("its window is not known: give --window")
+    return decision, report
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """The body that goes upstream for a request, empty if it was refused; its tokens, and those of the client's."""
+
+    body: bytes = b""
+    tokens: int | None = 0
+    client_tokens: int = 0
+
+
+def _sent(decision: Forward | Reject, report: Report) -> _Sent:
+    client_tokens = report.tokens_before or 0
+    if isinstance(decision, Reject):
+        return _Sent(b"", None, client_tokens)
+    return _Sent(decision.view.body, report.tokens_after or 0, client_tokens)
+
+
+def _beside(previous: _Sent, sent: _Sent, report: Report) -> PlannedRequest:
+    """Return the figures of a request, which the *previous* one came before."""
+    return PlannedRequest(
+        before=sent.client_tokens,
+        after=sent.tokens,
+        budget=report.budget,
+        repeated=_repeated_tokens(previous, sent),
+        repeated_before=previous.client_tokens,
+        compacted=report.event,
+        stages=report.stages,
     )
 
 
@@ -304,15 +338,15 @@ def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
-def _repeated_tokens(previous: bytes, previous_tokens: int, body: bytes, tokens: int) -> int:
-    """Return the tokens at the beginning of *body* that the *previous* body began with too.
+def _repeated_tokens(previous: _Sent, sent: _Sent) -> int:
+    """Return the tokens at the beginning of the body *sent* that the *previous* body began with too.
 
     They are estimated by the share of bytes. A body that only continues the previous one repeats all of its tokens.
     """
-    common = _common_prefix(previous, body)
-    if common >= len(previous) - len(b"]}") > 0:
-        return min(previous_tokens, tokens)
-    return int(tokens * common / max(1, len(body)))
+    tokens, common = sent.tokens or 0, _common_prefix(previous.body, sent.body)
+    if common >= len(previous.body) - len(b"]}") > 0:
+        return min(previous.tokens or 0, tokens)
+    return int(tokens * common / max(1, len(sent.body)))
 
 
 def _common_prefix(first: bytes, second: bytes) -> int:
