@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, Literal
 
+import cachebox
 from cachetools import LRUCache
 from pydantic import SecretStr
 
@@ -266,7 +267,13 @@ def open_summaries(
     return Jobs(
         store.summaries,
         Writer(upstream, tokenizers, load_prompts(), agent, configured.timeout, aligned=configured.aligned),
-        SpendingLimits(store.summaries, configured.spend, LRUCache(CACHED_TENANTS), time.monotonic, time.time),
+        SpendingLimits(
+            store.summaries,
+            configured.spend,
+            cachebox.LRUCache(CACHED_TENANTS),  # each request asks it, and one of cachetools is written in Python
+            time.monotonic,
+            time.time,
+        ),
         _summary_config(settings, configured.mode),
         _job_caches(),
         resolve=catalogue.resolve,

@@ -92,7 +92,8 @@ _MOMENT: Final = 1.0
 class Connection(web.RequestHandler):
     """One client connection. *handle* answers its requests, *refusals* counts unreadable ones by reason.
 
-    ``request`` is the one under way; ``caller`` is its sender if its head is a repeated one, else None.
+    ``request`` is the one under way; ``caller`` is its sender if its head is a repeated one, else None. ``task`` is the
+    one in which all requests are answered.
     """
 
     __slots__ = (
@@ -111,6 +112,7 @@ class Connection(web.RequestHandler):
         "caller",
         "handle",
         "request",
+        "task",
     )
 
     def __init__(
@@ -129,6 +131,7 @@ class Connection(web.RequestHandler):
         self._refusals = refusals
         self.request: IncomingRequest | None = None
         self.caller: Caller | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._opening = b""
         self._fed = 0
         self._first: tuple[IncomingRequest, Caller] | None = None
@@ -313,6 +316,7 @@ class Connection(web.RequestHandler):
 
     async def start(self) -> None:
         """Answer this connection's requests until it ends. aiohttp makes this its task."""
+        self.task = asyncio.current_task()
         try:
             while not self._force_close:
                 if not self._messages:

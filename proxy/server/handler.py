@@ -132,7 +132,7 @@ class Handler:
             return out
         began = time.perf_counter()
         call = Call(out, Report(f"{self._prefix}-{next(self._count):x}", path.api), path)
-        task: Any = asyncio.current_task()
+        task = connection.task
         # Added without an ``await`` before, so that requests which arrive together are counted one by one.
         drain.running.add(task)
         try:
@@ -384,8 +384,8 @@ class Handler:
         if is_responses and self._config.websockets == "refuse":
             raise response.UpgradeRefused
         if is_responses and self._config.websockets == "manage":
-            task: Any = asyncio.current_task()
-            self._drain.running.discard(task)  # between two messages no request is under way
+            connection: Any = request.protocol
+            self._drain.running.discard(connection.task)  # between two messages no request is under way
             conversation = BodyReader(request.content, self._limits, self._drain.body_bytes, tenant)
             socket = ResponsesSocket(request, headers, conversation, self._faults, call.report.request_id)
             self._drain.socket_closers.add(socket.leave)

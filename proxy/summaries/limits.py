@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
 from proxy.core.http_headers import HeadersOf, no_headers
 from proxy.core.models import Route
-from proxy.engine.ports import SummaryRequest
+from proxy.engine.ports import Cache, SummaryRequest
 from proxy.store import Breaker, SummaryTable
 from proxy.summaries.model_call import Summariser, credentials, is_subscription_key
 
@@ -64,7 +64,7 @@ class SpendingLimits:
         self,
         table: SummaryTable,
         share: float,
-        accounts: MutableMapping[bytes, _Account],
+        accounts: Cache[bytes, _Account],
         clock: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
