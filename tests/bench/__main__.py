@@ -29,6 +29,7 @@ from rich.table import Table
 
 from tests.bench.bodies import KINDS, WINDOWS, Kind
 from tests.bench.cpu import cpu_seconds, family, resident_bytes
+from tests.bench.load import loaded
 from tests.bench.programs import idle, listening, program
 from tests.bench.subjects import Subject, configuration, subjects
 from tests.support.ports import free_port
@@ -184,6 +185,7 @@ async def holds(load: Load, kind: Kind, upstream: str) -> list[float]:
         under = (sys.executable, "-m", "tests.bench.beat", str(file))
         async with Proxy(f"{upstream}/v1", config=configuration(upstream, WINDOWS), under=under) as proxy:
             subject, longest = Subject("held", proxy.port, family(proxy.pid)), []
+            await loaded(subject.port, subject.pids)
             for number in range(HELD_SLICES + 1):  # the first one warms up
                 before = len(file.read_text())
                 await load.slice_of(kind, subject, 500 + number)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.cpu import cpu_seconds, family
+from tests.bench.load import loaded
 from tests.bench.programs import listening, program
 from tests.support.ports import free_port
 from tests.support.proxy_process import Proxy
@@ -417,9 +418,9 @@ async def run(sizes: list[int], names: list[str], apis: list[str], limit: float,
     rows = []
     async with program("tests.bench.mock", str(direct)), Proxy(upstream, config=config, fast=fast) as proxy:
         await listening(direct)
-        await asyncio.sleep(2)  # vocabulary and libraries are loaded in the background
+        pids = family(proxy.pid)
+        await loaded(proxy.port, pids)
         async with program("tests.bench.adversarial", "--neighbour", str(proxy.port)) as other:
-            pids = family(proxy.pid)
             small, waits = await alone(pids, other, 2)
             print(f"alone: longest wait {max(waits) * 1e3:.1f} ms, CPU {small * 1e3:.2f} ms a request", file=sys.stderr)
             for size in sizes:

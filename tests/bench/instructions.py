@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.bodies import KINDS, WINDOWS, Kind, session
-from tests.bench.load import Connection
+from tests.bench.load import Connection, loaded
 from tests.bench.programs import command, idle, listening, program
 from tests.bench.subjects import configuration
 from tests.support.ports import free_port
@@ -111,7 +111,7 @@ async def counted(folder: Path, port: int, *words: str) -> AsyncIterator[Counted
     environment = {**os.environ, "PYTHONHASHSEED": "0", "HOME": str(folder)}
     async with command("sh", "-c", line, environment=environment) as process:
         await listening(port, SLOWEST_START)
-        await idle([process.pid], SLOWEST_REST)
+        await loaded(port, [process.pid], SLOWEST_REST)
         yield Counted(process.pid, port, folder)
 
 

@@ -16,12 +16,16 @@ from functools import lru_cache
 from uvloop import run
 
 from tests.bench.bodies import KINDS, Kind, session
+from tests.bench.programs import idle
 
 HEAD = (
     "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-bench\r\n"
     "content-type: application/json\r\naccept: application/json\r\nuser-agent: OpenAI/Python 2.0\r\n"
     "content-length: %d\r\n\r\n"
 )
+
+LOADED_AFTER = 2.0
+"""Seconds after a first request in which all has begun that is loaded with it."""
 
 LONGEST_SLICE = 180.0
 """Seconds after which a slice has failed."""
@@ -60,6 +64,18 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._writer.close()
+
+
+async def loaded(port: int, pids: list[int], seconds: float = 30.0) -> None:
+    """Return when *pids*, which listen on *port*, have what they count with, or after *seconds*.
+
+    Ullage loads it with its first request, and gigatoken once nothing was counted for a second.
+    """
+    link = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    await link.ask(session(KINDS[0], 0)[0])
+    link.close()
+    await asyncio.sleep(LOADED_AFTER)
+    await idle(pids, seconds)
 
 
 async def drive(link: Connection, bodies: list[bytes]) -> list[tuple[float, int]]:

@@ -6,7 +6,6 @@ of this project; those that are not there are left out.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ import yaml
 
 from tests.bench.bodies import WINDOWS
 from tests.bench.cpu import family
+from tests.bench.load import loaded
 from tests.bench.programs import command, listening, program
 from tests.support.ports import free_port
 from tests.support.proxy_process import Proxy
@@ -80,8 +80,9 @@ async def ullage(
     """A real ``ullage serve``, of which background loading is over."""
     config = configuration(upstream, windows, **sections)
     async with Proxy(f"{upstream}/v1", config=config, arguments=["--workers", str(workers)]) as proxy:
-        await asyncio.sleep(2)  # vocabulary and libraries are loaded in the background
-        yield Subject("ullage", proxy.port, family(proxy.pid))
+        subject = Subject("ullage", proxy.port, family(proxy.pid))
+        await loaded(subject.port, subject.pids)
+        yield subject
 
 
 @asynccontextmanager
