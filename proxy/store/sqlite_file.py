@@ -30,6 +30,8 @@ LOCK: Final = "store.lock"
 """The name of the file that processes lock."""
 
 _ASIDE: Final = "store.db.damaged"
+_FORMER_DATA: Final = "appendonlydir"
+"""The directory of the private Redis server that earlier versions ran."""
 
 _PARTS: Final = ("-wal", "-shm", "")
 """Suffixes of the files that SQLite writes: https://www.sqlite.org/tempfiles.html. The file itself is moved last: if
@@ -128,8 +130,13 @@ class StoreFile:
         Never opens one that exists: closing it would end SQLite's locks on it in this process
         (https://www.sqlite.org/howtocorrupt.html).
         """
-        if not self.path.exists():
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if self.path.exists():
+            return
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        former = self.directory / _FORMER_DATA
+        if former.exists():
+            advice = "nothing reads them any more: texts are written again; remove the directory when you have seen it"
+            self._warn("store.former_data", {"file": str(former), "advice": advice})
 
     def _move_aside(self, cause: sqlite3.Error) -> None:
         aside = self.directory / _ASIDE

@@ -138,6 +138,17 @@ def test_a_deleted_file_is_noticed(directory: Directory) -> None:
     entries.close()
 
 
+def test_the_data_of_an_earlier_version_is_left_alone_with_a_note(directory: Directory) -> None:
+    """The private server's files stay, and one warning says that nothing reads them."""
+    former = directory.path / "appendonlydir"
+    former.mkdir(parents=True)
+    (former / "appendonly.aof").write_bytes(b"*3")
+    store(directory, b"new")
+    store(directory, b"again")
+    assert directory.events == ["store.former_data"]
+    assert (former / "appendonly.aof").read_bytes() == b"*3"
+
+
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Below a file no directory can be."""
     (tmp_path / "file").touch()
