@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from math import log2
 
@@ -126,8 +126,12 @@ _CALENDAR = lazy_pattern(
     "January|February|March|April|May|June|July|August|September|October|November|December"
     "|Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 )
-_CAPITALISED = lazy_pattern(r"(?<=[a-z,;] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+){0,2}\b")
+_UPPER, _LOWER = "[A-ZÀ-ÖØ-ÞА-ЯЁ]", "[a-zß-öø-ÿа-яё]"
+_CAPITALISED = lazy_pattern(rf"(?<=[a-zß-öø-ÿа-яё,;] ){_UPPER}{_LOWER}{{2,}}(?: {_UPPER}{_LOWER}+){{0,2}}\b")
 """Words with a capital inside a sentence: in most languages with capitals these are names."""
+
+_CAPITALISES_NOUNS = lazy_pattern(r"\b(?:der|das|und|nicht|ist|eine?[nr]?|für|zu|ich|wir|sie)\b", re.IGNORECASE)
+"""Words of German, in which every noun has a capital."""
 
 _NO_PART = (
     "是去在到有叫和找订住从或的了吗呢吧啊我你他她它们这那个就想要请帮给把被让跟与及附近周边推荐家哪些什么啥条号型"
@@ -145,11 +149,6 @@ _WITHOUT_SPACES = lazy_pattern(
 
 _ABBREVIATIONS = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "and/or", "y/n", "Y/n", "n/a", "N/A"))
 """Abbreviations that look like names."""
-
-_END_TAG = lazy_pattern(
-    "/(?:html|head|body|div|span|p|a|b|i|li|ul|ol|td|tr|th|table|tbody|thead|script|style|h[1-6]|form|code|pre)"
-)
-"""The rest of HTML end tags between their brackets."""
 
 STANDARD = lazy_pattern(
     r"(?:os|sys|re|io|json|math|time|datetime|random|logging|subprocess|pathlib|shutil|collections|itertools|functools"
@@ -192,7 +191,7 @@ def long_figures(text: str) -> list[str]:
 def proper_names(text: str) -> list[str]:
     """Names of people and places in *text*, as far as their letters or their endings show them."""
     names: list[str] = []
-    if " " in text:
+    if " " in text and not _CAPITALISES_NOUNS.search(text):
         names = [name for name in _CAPITALISED.findall(text) if not _CALENDAR.fullmatch(name)]
     if not text.isascii():
         names += _WITHOUT_SPACES.findall(text)
@@ -200,9 +199,7 @@ def proper_names(text: str) -> list[str]:
 
 
 def is_meaningless(name: str) -> bool:
-    """True for escapes, abbreviations and HTML tags that look like names."""
-    if name[0] == "/":
-        return _END_TAG.fullmatch(name) is not None
+    """True for escapes and abbreviations that look like names."""
     return name[0] == "\\" or name in _ABBREVIATIONS
 
 
@@ -291,6 +288,8 @@ class Names:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
             self._titles.update(titles)
             names.update(titles)
+        if "</" in text:
+            names -= _end_tags(names, text)
         if not is_written:
             return names
         figures = long_figures(text)
@@ -302,6 +301,11 @@ class Names:
         if self.is_chat:
             names.update(proper_names(text))
         return names
+
+
+def _end_tags(names: Iterable[str], text: str) -> set[str]:
+    """Those of *names* that are the end of a tag in *text*, without its brackets."""
+    return {name for name in names if name[0] == "/" and f"<{name}>" in text}
 
 
 class _Pieces(dict[str, tuple[str, ...]]):

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import chain, repeat
+from itertools import chain, filterfalse, repeat
 from math import log2
 
 from proxy.core.call_arguments import Arguments
@@ -24,7 +24,14 @@ from proxy.core.tool_table import NO_TALK, TalkRules
 
 # Ranks of sentences.
 
-SENTENCE_END = lazy_pattern(r"(?<=[.!?;])\s+|(?<=[。！？；])|\n+")
+_NO_END = (
+    r"(?<!\s\d\.)(?<!\s\d\d\.)(?<!\A\d\.)"  # "am 12. Oktober", "1. Open the file"
+    r"(?<!\s[^\W\dI]\.)(?<!\.[^\W\d]\.)"  # "J. Doe", "z. B.", "e.g."; but "So do I."
+    r"(?<!\b(?:Dr|Mr|St|Nr)\.)(?<!\bMrs\.)"
+)
+"""Not behind a full stop that ends no sentence, but an ordinal, an initial or a title."""
+
+SENTENCE_END = lazy_pattern(rf"(?<=[.!?;]){_NO_END}\s+|(?<=[。！？；])|\n+")
 """Between two sentences."""
 
 _CONSTRAINS = (
@@ -236,6 +243,12 @@ LONG_SENTENCE = 1_200
 MOST_CALLS = 6
 """Calls of one round that its line shows."""
 
+SUBJECT = 80
+"""Characters of a call's first argument that its line shows."""
+
+_EXCLAMATION = lazy_pattern(r"[A-Za-zÀ-ɏ]+\W*")
+"""One word of a script with spaces: "Perfect!" tells nothing of the round."""
+
 _WORD = lazy_pattern(r"[^\W\d_]{4,}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2}")
 """A plain word, or two characters of a script that is written without spaces."""
 
@@ -279,6 +292,7 @@ class Steps:
     _weights: dict[str, float] = field(default_factory=dict)
     _chosen: dict[int, set[int]] = field(default_factory=dict)
     _calls: dict[int, str] = field(default_factory=dict)
+    _shown: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         total = len(self.rounds)
@@ -320,16 +334,17 @@ class Steps:
 
     def _add_lines(self, indexes: Iterable[int], tokens: int) -> int:
         """Add a line for each round at *indexes* without one, until *tokens* are used; return how many are left."""
-        for index in indexes:
-            if self._lines[index]:
-                continue
+        for index in filterfalse(self._lines.__getitem__, indexes):
             best = self._best(index)
             line = self._line(index, {sentence.index for sentence in best}, LINE)
+            if line.endswith("()") and line in self._shown:
+                continue  # the same call again, of which nothing is known
             size = self.count(line) + BULLET
             if size > tokens:
                 break
             if line:
                 self._lines[index], self.sizes[index] = line, size
+            self._shown.add(line)
             for sentence in best:
                 self._choose(sentence)
             tokens -= size
@@ -401,12 +416,24 @@ class Steps:
         outcomes = chain(each.outcomes, repeat(""))
         for (name, text), outcome in zip(each.spoken.calls[:MOST_CALLS], outcomes, strict=False):
             lines = map(str.strip, self.arguments[text].plain.splitlines())
-            call = f"{name}({shorten(next(filter(None, lines), ''), 80)})"
+            argument = next(filter(None, lines), "")
+            subject = shorten(argument, SUBJECT)
+            if subject == OMITTED:
+                subject += _file_name(argument)
+            call = f"{name}({subject})"
             if outcome:
                 call += f": {outcome}"
             calls.append(call)
         self._calls[index] = ", ".join(calls)
         return self._calls[index]
+
+
+def _file_name(argument: str) -> str:
+    """The last part of a long path, with a slash before it; "" if *argument* is none."""
+    name = argument[argument.rfind("/") :]
+    if 1 < len(name) <= SUBJECT:
+        return name
+    return ""
 
 
 def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
@@ -417,7 +444,7 @@ def _sentences_of(each: Round, at: int, position: float) -> list[_Sentence]:
     sentences: list[_Sentence] = []
     for part in SENTENCE_END.split(each.spoken.text[:READ]):
         text = part.strip()
-        if 3 < len(text) <= LONG_SENTENCE:
+        if 3 < len(text) <= LONG_SENTENCE and not _EXCLAMATION.fullmatch(text):
             worth = recent
             if _CONSTRAINT.are_in(text) or _CONCLUSION.are_in(text):
                 worth *= CONCLUDES

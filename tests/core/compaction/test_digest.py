@@ -264,6 +264,10 @@ def test_the_names_in_a_piece_of_text(piece: str, names: set[str]) -> None:
         ("0 failures, 1 error", "0 failures, 1 error"),
         ("  12→    raise Error('failed')\n  13\tfailed()", None),
         ("ok\nthe build failed", "the build failed"),
+        ("41|  } catch (error) {\n42|    console.error(error)\n  25:    Raises if not found.", None),
+        ("if error:\n    console.error('failed');\nERROR:", None),
+        ("Traceback (most recent call last):\n  File a.py\nValueError: not found", "ValueError: not found"),
+        ("10:22:31 error 7", "10:22:31 error 7"),
     ],
 )
 def test_an_error_line_reports_a_failure(text: str, line: str | None) -> None:
@@ -271,6 +275,12 @@ def test_an_error_line_reports_a_failure(text: str, line: str | None) -> None:
     digest = digest_of([ItemText("tool", text)], 200, count_tokens)
     assert digest.errors == tuple([line] if line else [])
     assert digest_of([ItemText("tool", text)], 200, count_tokens, known=f"“{line}”").errors == ()
+
+
+def test_a_command_is_one_of_a_shell() -> None:
+    """What an editor is to do with a file is no command; a shell's command may be one word."""
+    calls = (("edit", '{"command": "view", "path": "src/a.py"}'), ("bash", '{"command": "ls"}'))
+    assert digest_of([ItemText("assistant", "", calls)], 200, count_tokens).commands == ("ls",)
 
 
 NAMES = st.text(st.sampled_from("aZß中é09_-./:,%$'\\ @~") | st.characters(), min_size=1, max_size=30)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.excerpts import MOST_TEXTS, SHORT, Excerpts, talk_as_equals
+from proxy.core.compaction.excerpts import MOST_TEXTS, SHORT, Excerpts, sentences_of, talk_as_equals
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.steps import BULLET
 from proxy.core.compaction.truncate import OMITTED
@@ -125,6 +125,21 @@ def test_a_long_text_gives_single_sentences() -> None:
     assert len(long) > SHORT
     assert quotes([], [*TALK * 3, long], 14) == [f"{FACTS[0]} {OMITTED}"]
     assert quotes([], [f"{TALK[0]} {FACTS[0]}"], 40) == [f"{TALK[0]} {FACTS[0]}"]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Der Vertrag beginnt am 12. Oktober und endet am 3. März.",
+        "Wir treffen z. B. Dr. Weiss in St. Pauli.",
+        "Ask Mrs. J. R. Tolkien, e.g. about maps.",
+        "1. Open the file.",
+    ],
+)
+def test_a_full_stop_may_end_no_sentence(sentence: str) -> None:
+    """Ordinals, initials and titles have one, too: half of a date is no quote."""
+    texts = [each.text for each in sentences_of(f"{sentence} So do I. It went up to 100. Good.", 0)]
+    assert texts == [sentence, "So do I.", "It went up to 100.", "Good."]
 
 
 def test_a_chats_block_quotes_both_sides() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.names import STANDARD, dates, is_meaningless, proper_names, without_line_numbers
-from proxy.core.conversation import ItemText
+from proxy.core.conversation import ItemText, Role
 from tests.support.engine_fixtures import count_tokens
 
 
@@ -54,6 +54,8 @@ def test_a_relative_path_keeps_its_dots(path: str) -> None:
     [
         ("I went with Caroline to the lake.", "Caroline"),
         ("She moved to New Haven, she says.", "New Haven"),
+        ("Ma sœur Lucía déménage bientôt.", "Lucía"),
+        ("Моя сестра Оксана переезжает.", "Оксана"),
         ("推荐你去北京都季商旅酒店吧", "北京都季商旅酒店"),
         ("我想去和平医院看看", "和平医院"),
         ("故宫和天坛都去过", "天坛"),
@@ -72,17 +74,30 @@ def test_people_and_places_of_a_chat_are_names(text: str, name: str) -> None:
     assert name not in digest_of([message, ItemText("assistant", "", (("run", "{}"),))], 100, count_tokens).names
 
 
+def test_where_every_noun_has_a_capital_none_is_a_name_for_it() -> None:
+    """In German capitals tell nothing; what a user wrote is quoted with them."""
+    assert proper_names("Die Rechnung ist noch offen, der Vertrag läuft, sagt Annika.") == []
+
+
 def test_a_word_that_points_is_no_name() -> None:
     """「该酒店」 means a place that was named before, not one of that name."""
     assert proper_names("请问该酒店有停车位吗？每家餐厅都满了，某大学也一样。") == []
 
 
-@pytest.mark.parametrize("name", ["\\u2014", "\\n\\t", "\\x1b", "e.g", "i.e", "/td", "/body"])
+@pytest.mark.parametrize("name", ["\\u2014", "\\n\\t", "\\x1b", "e.g", "i.e"])
 def test_what_means_nothing_is_no_name(name: str) -> None:
-    """Escapes, abbreviations and end tags stand in no digest."""
+    """Escapes and abbreviations stand in no digest."""
     assert is_meaningless(name)
     text = f'see "{name}" and src/a.py'
     assert digest_of([ItemText("assistant", text)], 100, count_tokens).names == ("src/a.py",)
+
+
+@pytest.mark.parametrize("tag", ["td", "body", "button", "system-reminder", "tool-error"])
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+def test_an_end_tag_is_no_path(tag: str, role: Role) -> None:
+    """Whatever its name is; a path of one part is one beside it."""
+    text = f"see <{tag}>it</{tag}> and </{tag}>, /socket and src/a.py"
+    assert digest_of([ItemText(role, text)], 100, count_tokens).names == ("/socket", "src/a.py")
 
 
 def test_line_numbers_of_a_listing_are_no_figures() -> None:

@@ -63,6 +63,27 @@ def test_a_sentence_is_said_once() -> None:
     assert lines == ["run(make)", "run(make)", f"{OPENER} -> run(make)"]
 
 
+def test_a_call_of_which_nothing_is_known_is_shown_once() -> None:
+    """The newest stays; with an argument or an outcome each one tells something."""
+    calls = [("snapshot", "{}"), ("run", '{"command": "make"}'), ("snapshot", "{}"), ("run", '{"command": "make"}')]
+    lines = steps_of(*[answer("", call) for call in calls]).lines(200)
+    assert lines == ["snapshot()", "run(make)", "", "run(make)"]
+
+
+def test_one_word_tells_nothing() -> None:
+    """An exclamation is left out, in Latin letters; where words have no spaces it may be a sentence."""
+    call = ("run", '{"command": "make"}')
+    lines = steps_of(answer("Perfect!", call), answer("已完成！", call), answer("Très bien!", call)).lines(200)
+    assert lines == ["run(make)", "已完成！ -> run(make)", "Très bien! -> run(make)"]
+
+
+def test_a_long_path_keeps_the_name_of_its_file() -> None:
+    """Of a long text that is no path nothing is shown."""
+    path = "/home/dev/" + "projects/" * 10 + "lib/spotter/tmux.ex"
+    lines = steps_of(answer("", ("Read", f'{{"path": "{path}"}}')), answer("", ("Say", f'"{"x" * 99}"'))).lines(200)
+    assert lines == ["Read([...]/tmux.ex)", "Say([...])"]
+
+
 def test_words_that_are_shown_already_count_for_nothing() -> None:
     """A sentence of the pins is not said again if the round says something else too."""
     first, second = "The mutex is released twice.", "Gradle caches the manifest."
