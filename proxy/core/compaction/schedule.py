@@ -292,8 +292,7 @@ class Schedule:
         if pruned is not None:
             return pruned
         whole = structs.replace(base, view_tokens=present)
-        smallest = stages.fold(boundary, whole, limit, replace(levels, goal=goal)) or whole
-        smallest = self._reduced(boundary, whole, smallest, limit, levels)
+        smallest = self._folded(boundary, whole, limit, levels, goal)
         clipped: Compaction | None = None
         if smallest.view_tokens > levels.budget:
             clipped = stages.clip(boundary, smallest, levels.clip_to, levels.budget)
@@ -314,6 +313,21 @@ class Schedule:
         if truncated is None or truncated.view_tokens > levels.clip_to:
             return None
         return truncated
+
+    def _folded(self, boundary: int, whole: Compaction, limit: int, levels: Levels, goal: int) -> Compaction:
+        """*whole*, the present view, after stages 3 to 6: folded down to *goal*, and reduced if that is not enough.
+
+        If a fold saves nothing, since its block takes what the folded rounds take, it is left: it would change the
+        prompt from its beginning (decision 34).
+        """
+        folded = self._stages.fold(boundary, whole, limit, replace(levels, goal=goal)) or whole
+        smallest = self._reduced(boundary, whole, folded, limit, levels)
+        if folded.view_tokens < whole.view_tokens:
+            return smallest
+        in_place = self._reduced(boundary, whole, whole, limit, levels)
+        if in_place.view_tokens <= levels.budget:
+            return in_place
+        return smallest
 
     def _reduced(self, boundary: int, whole: Compaction, folded: Compaction, limit: int, levels: Levels) -> Compaction:
         """*folded* after stages 4 to 6, each only if those before it are not enough; *whole* if they save nothing.

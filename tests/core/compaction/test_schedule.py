@@ -435,6 +435,15 @@ def test_a_result_left_whole_is_truncated_once_it_was_read() -> None:
     assert [index for index, _ in second.truncations] == [len(items) - 1]
 
 
+def test_a_fold_that_saves_nothing_is_none() -> None:
+    """Before a result larger than the room stands next to nothing: it is cut where it is, and the prompt stays."""
+    items = [*agent(0), item("assistant", 60, ["big"]), item("tool", 16_000, (), ("big",))]
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert (compaction.cut, compaction.stages) == (0, ("truncate",))
+    assert FIGURES.input - 8 <= FIGURES.quantised_fixed + compaction.view_tokens <= FIGURES.input
+
+
 def test_the_block_gives_way_before_an_unread_result() -> None:
     """Where a result fits whole beside a smaller block, the block is made smaller."""
     items = [*agent(30), item("assistant", 60, ["big"]), item("tool", 6_000, (), ("big",))]
