@@ -74,9 +74,11 @@ _NUMBERED = lazy_pattern(r"^[ 0]{0,8}(\d{1,8})(?:\t|→|[ ]?[|:│]|  )")
 _MOST_UNNUMBERED = 12
 """Lines by which the line numbers in a listing and its length may differ: headings, notes, wrapped lines."""
 
-_ERROR_LINE = lazy_pattern(
-    r"\b(?:error|failed|failure|exception|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.IGNORECASE
-)
+FAILURE_WORDS = "error|failed|failure|exception|fatal|cannot|denied|not found"
+FAILURE_SIGNS = "错误|失败|エラー"
+"""Patterns of the words by which a line reports a failure: in English, where they stand alone, and in other scripts."""
+
+_ERROR_LINE = lazy_pattern(rf"\b(?:{FAILURE_WORDS})\b|{FAILURE_SIGNS}", re.IGNORECASE)
 _EDGE = 600
 """Characters at each end of a result that are searched for an error: tools state it first or last."""
 

@@ -17,6 +17,7 @@ from proxy.core.call_arguments import Arguments, read_all_arguments
 from proxy.core.compaction.names import LONGEST, PATH, WINDOW, Names
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_calls import FAILURE_SIGNS, FAILURE_WORDS
 
 NUMBER_SHARE = 0.2
 CHAT_NUMBER_SHARE = 0.5
@@ -54,9 +55,7 @@ _RUN = lazy_pattern(r"[A-Za-z0-9]+")
 LABEL = 6
 """Tokens of the words around an error line or a command."""
 
-_FAILURE = lazy_pattern(
-    r"\b(?:error|failed|failure|exception|traceback|fatal|cannot|denied|not found)\b|错误|失败|エラー", re.I
-)
+_FAILURE = lazy_pattern(rf"\b(?:{FAILURE_WORDS}|traceback)\b|{FAILURE_SIGNS}", re.I)
 _NO_FAILURE = lazy_pattern(r"\b(?:0|no) (?:\w+ )?(?:errors?|failed|failures?|exceptions?)\b", re.I)
 """A total of none."""
 
