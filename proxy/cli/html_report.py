@@ -8,8 +8,9 @@ from typing import Final
 
 from proxy.cli.explain import UNTOUCHED, Breakdown
 from proxy.cli.findings import Findings, findings_rows
+from proxy.cli.output import plural
 from proxy.cli.replay import PlannedRequest, Replay
-from proxy.cli.replay_output import COLUMNS, advice_lines, by_size, conversation_row, plural, summary_lines
+from proxy.cli.replay_output import COLUMNS, advice_lines, by_size, conversation_row, summary_lines
 
 STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --before: #888; --after: #1f6feb; --mark: #d1570a; --full: #cf222e }

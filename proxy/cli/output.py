@@ -1,4 +1,4 @@
-"""Output that commands share: the console, a table of figures, and the words for the source of a window."""
+"""Output that commands share: the console, tables of figures, and the words for a count and a window's source."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ def fitting_columns(
             break
         shown.remove(place)
     return shown
+
+
+def plural(count: int, noun: str) -> str:
+    """Return *count* with its *noun*, which takes an s unless there is one."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def window_source(route: Route) -> str:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from proxy.cli.findings import MOST_SHOWN, findings_tables
-from proxy.cli.output import figures_table, fitting_columns, table_console
+from proxy.cli.output import figures_table, fitting_columns, plural, table_console
 from proxy.cli.replay import NearlyFull, Replay, replay_sessions, request_lengths, totals
 from proxy.cli.session_files import Session
 from proxy.settings import Settings
@@ -86,13 +86,6 @@ def summary_lines(replays: Sequence[Replay]) -> list[str]:
         median = statistics.median(fills)
         lines.append(f"first requests fill {median:.0%} of the window at the median, {max(fills):.0%} at most")
     return lines
-
-
-def plural(count: int, noun: str) -> str:
-    """Return *count* with its *noun*, which takes an s unless there is one."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count:,} {noun}s"
 
 
 def by_size(replays: Sequence[Replay]) -> list[Replay]:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.address import first_event, get
-from proxy.cli.output import figures_table, table_console
+from proxy.cli.output import figures_table, plural, table_console
 from proxy.core.advice import NEARLY_FULL
 
 METRICS: Final = "/metrics"
@@ -167,7 +167,7 @@ def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Te
     if workers != 1:
         title += f", {workers} workers"
     yield Text(title, style="bold")
-    requests = f"{reading.total(REQUESTS):,.0f} requests{rate.text(REQUESTS)}"
+    requests = plural(int(reading.total(REQUESTS)), "request") + rate.text(REQUESTS)
     outcomes = reading.by_label(REQUESTS, "outcome")
     parts = [f"{count:,.0f} {outcome}" for outcome, count in outcomes.items() if outcome != "verbatim" and count]
     in_flight = reading.total("ullage_in_flight")
@@ -183,13 +183,12 @@ def _tokens_line(reading: Reading) -> Text:
     before = reading.total(TOKENS, region="before")
     after = reading.total(TOKENS, region="after")
     removed = reading.total("ullage_tokens_removed_total")
-    compactions = reading.total("ullage_compactions_total")
+    compactions = plural(int(reading.total("ullage_compactions_total")), "compaction")
     share = ""
     if before:
         share = f" ({removed / before:.0%})"
     return Text(
-        f"tokens {_tokens(before)} as sent, {_tokens(after)} upstream, {_tokens(removed)} removed{share}, "
-        f"{compactions:,.0f} compactions"
+        f"tokens {_tokens(before)} as sent, {_tokens(after)} upstream, {_tokens(removed)} removed{share}, {compactions}"
     )
 
 
@@ -204,7 +203,7 @@ def _savings_line(reading: Reading) -> Iterator[Text]:
     if reading.page["saved"] is not None:
         parts.append(f"at least ${reading.page['saved']:.2f} saved")
     full = sum(row.get("tokens", 0) > NEARLY_FULL * row.get("budget", 0) > 0 for row in reading.conversations)
-    parts.append(f"{full} of {len(reading.conversations):,} conversations nearly full")
+    parts.append(f"{full} of {plural(len(reading.conversations), 'conversation')} nearly full")
     yield Text(", ".join(parts))
 
 

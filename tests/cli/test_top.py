@@ -205,7 +205,7 @@ async def test_a_terminal_is_kept_up_to_date(stub: StartStub, proxy: StartProxy)
         await until("0 requests")
         async with Client(front.url, api_key="k") as client:
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
-        await until("1 requests")
+        await until("1 request")
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(60):
             while await asyncio.to_thread(written):
