@@ -36,7 +36,16 @@ from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, pa
 from proxy.core.overflow.evidence import NO_PRIOR, EchoFilter, Prior, check_claim, states_size_of
 from proxy.core.overflow.figures import LEAST_LIMIT, LEAST_SIZE, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import NOTIONS, Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
+from proxy.core.overflow.rules import Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
+from proxy.core.overflow.subjects import (
+    SENTENCE,
+    can_state_a_size,
+    complains_of_media,
+    is_about_output,
+    is_about_tokens,
+    names_own_tokens,
+    without_asides,
+)
 from proxy.core.report import Usage
 
 LONGEST = 262_144
@@ -74,10 +83,9 @@ _FIGURES = "figures"
 _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 """Meanings after which a smaller view may succeed."""
 
-_CONTENT = re.compile(r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output)(?:[.\[\]\d]*)$")
-_SENTENCE = re.compile(r"[^.]+")
-_MEDIA_TOO_LARGE = re.compile(f"{NOTIONS['media']}[_LnNS]{{0,6}}{NOTIONS['excess']}")
-_FOREIGN = re.compile(r"[^\W\x00-\x7f]")
+_CONTENT = re.compile(
+    r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output|content-length)(?:[.\[\]\d]*)$"
+)
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
 
 
@@ -86,8 +94,9 @@ class _Reading:
     """The meaning of one text. ``strong``: the text is about the window, or its figures by themselves do not fit.
 
     ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file. ``guessed``: no words
-    of it say what its figures are. ``about_output``: it mentions output and nothing that is sent. ``stated`` are all of
-    its figures that can be tokens, ``size`` the most bytes or characters in it.
+    of it say what its figures are. ``plausible``: it names tokens or the prompt, and by their roundness its figures are
+    a count and a limit. ``about_output``: it mentions output and nothing that is sent. ``stated`` are all of its
+    figures that can be tokens, ``size`` the most bytes or characters in it.
     """
 
     means: Meaning
@@ -98,6 +107,7 @@ class _Reading:
     names_window: bool = False
     names_media: bool = False
     guessed: bool = False
+    plausible: bool = False
     about_output: bool = False
     stated: tuple[int, ...] = ()
     size: int | None = None
@@ -167,7 +177,8 @@ class Classifier:
             return None
         chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
         # "Requested context 131072 exceeds model limit 32768" with a code that only sounds alike is a setting, perhaps.
-        is_clear = code_name(name) in self._rules.codes or not chosen.guessed
+        # The words of a code that nobody listed say no more than a text whose limit can be held against our count.
+        is_clear = code_name(name) in self._rules.codes or not (chosen.guessed or chosen.figures.limit)
         return _claim_by_status(status, chosen, parts, in_members, decisive=code in _TOO_LONG and is_clear)
 
     def _read_text(self, text: str) -> _Reading | None:
@@ -176,18 +187,18 @@ class Classifier:
             if match := phrase.regex.search(text):
                 return _by_phrase(phrase, match)
         row = self._rules.lexicon.read(text)
-        sentences = [sentence.group() for sentence in _SENTENCE.finditer(row.notions)]
+        sentences = [sentence.group() for sentence in SENTENCE.finditer(row.notions)]
         reading = self._read_row(text, row, sentences)
         if reading is None:
             return None
-        names_media = any(map(_complains_of_media, sentences))
-        about_output = row.mentions("output") and not row.mentions("input", "context", "window")
+        names_media = any(map(complains_of_media, sentences))
+        about_output = is_about_output(row)
         if about_output and reading.means == "input" and not reading.strong:
             reading = replace(reading, means="output_cap")
         return replace(
             reading,
             names_input=row.mentions("input"),
-            names_window=row.mentions("window", "context"),
+            names_window=row.mentions("window", "cap", "context"),
             names_media=names_media,
             about_output=about_output,
             stated=tuple(row.figures.values()),
@@ -196,12 +207,12 @@ class Classifier:
 
     def _read_row(self, text: str, row: Row, sentences: Sequence[str]) -> _Reading | None:
         """Return the meaning of a text by its figures, else by the rules that match its *row* or its *sentences*."""
-        about_length = _without_asides(row)
+        about_length = without_asides(row)
         figures = StatedFigures()
         if not row.mentions("field", "batch"):
             figures = read_figures(about_length, self._rules.figures)
         matched = self._matching(row, sentences)
-        if figures.are_too_many and _is_about_tokens(about_length, beside_a_rate=row.mentions("rate")):
+        if figures.are_too_many and is_about_tokens(about_length, beside_a_rate=row.mentions("rate")):
             return _by_figures(figures, matched, about_length)
         if strong := next((reading for reading in matched if reading.strong), None):
             return replace(strong, figures=figures)
@@ -233,7 +244,7 @@ class Classifier:
         row = self._rules.lexicon.read(name)
         if row.mentions("output", "bytes", "rate", "batch"):
             return None
-        if row.mentions("window") or (row.mentions("most") and row.mentions("input", "context")):
+        if row.mentions("window", "cap") or (row.mentions("most") and row.mentions("input", "context")):
             return "limit"
         if row.mentions("input") and row.mentions("tokens"):
             return "prompt"
@@ -281,7 +292,7 @@ def _claim_by_status(
     claim = _overflow(chosen, figures, decisive=decisive)
     has_figures = bool(claim.stated) or claim.limit is not None
     needs_count = chosen.guessed or (status in CREDENTIALS and has_figures)
-    return replace(claim, unlikely=needs_count and not decisive)
+    return replace(claim, unlikely=needs_count and not decisive, plausible=chosen.plausible)
 
 
 def _fits(status: int, chosen: _Reading) -> bool:
@@ -346,6 +357,9 @@ def _is_elsewhere(chosen: _Reading, member: str) -> bool:
     # input tokens plus 4096 'max_tokens'." What names the window is about the conversation, whatever the member is.
     if chosen.strong and (chosen.names_window or chosen.rule != _FIGURES):
         return False
+    # "Conversation limit reached (20)" is about the number of conversations.
+    if chosen.figures.small_limit:
+        return True
     # "Secret is too long. Maximum length is 64 bytes."
     if chosen.means == "payload" and chosen.size is not None and chosen.size < LEAST_SIZE:
         return True
@@ -355,7 +369,7 @@ def _is_elsewhere(chosen: _Reading, member: str) -> bool:
     if chosen.rule == _FIELD:
         return not _CONTENT.search(member)
     # OpenAI, "param": "logit_bias": "Invalid 'logit_bias': too many tokens. Expected at most 300 tokens, got 512."
-    return chosen.means == "input" and bool(member) and not _CONTENT.search(member)
+    return chosen.means in ("input", "payload") and bool(member) and not _CONTENT.search(member)
 
 
 def _by_status(status: int, parts: ErrorParts) -> _Reading | None:
@@ -382,23 +396,20 @@ def _by_figures(figures: StatedFigures, matched: Sequence[_Reading], row: Row) -
     # "--ctx-size 1048576 is more than this build supports (524288)" has the form of "Context length 9214 is greater
     # than max_seq_len 8192": a setting and what the server can do, or prompt and limit. Only our count knows which.
     guessed = figures.inferred and not row.mentions("input")
-    return _Reading(means, figures, strong=True, rule=_FIGURES, guessed=guessed)
+    reading = _Reading(means, figures, strong=True, rule=_FIGURES, guessed=guessed)
+    return replace(reading, plausible=names_own_tokens(row) and figures.are_a_count_above_a_limit)
 
 
 def _guess(row: Row, text: str) -> _Reading | None:
-    """Return the meaning of a *text* that no rule matches, if it states two figures that can be prompt and limit.
-
-    It has to name something of a request, unless it is in other letters than English, whose words may all be unknown.
-    """
+    """Return the meaning of a *text* that no rule matches, if it states two figures that can be prompt and limit."""
     stated = sorted({figure for figure in row.figures.values() if figure >= LEAST_LIMIT})
-    if len(stated) != 2 or not (row.mentions("tokens", "input", "context", "window") or _FOREIGN.search(text)):
-        return None
-    if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
-        return None
-    if row.mentions("output", "tools") and not row.mentions("input"):
+    if len(stated) != 2 or not can_state_a_size(row, text):
         return None
     limit, prompt = stated
-    return _Reading("input", StatedFigures(limit, prompt), rule="our count", guessed=True)
+    figures = StatedFigures(limit, prompt)
+    names_prompt = row.mentions("input") or names_own_tokens(row)
+    plausible = names_prompt and figures.are_a_count_above_a_limit
+    return _Reading("input", figures, rule="our count", guessed=True, plausible=plausible)
 
 
 def _by_phrase(phrase: Phrase, match: re.Match[str]) -> _Reading:
@@ -406,45 +417,6 @@ def _by_phrase(phrase: Phrase, match: re.Match[str]) -> _Reading:
     by_role = {role: [int(re.sub(r"\D", "", value))] for role, value in match.groupdict().items() if value}
     is_strong = phrase.means in _TOO_LONG
     return _Reading(phrase.means, assign_roles(by_role), is_strong, phrase.source, names_window=is_strong)
-
-
-def _without_asides(row: Row) -> Row:
-    """Return *row* without the sentences about something else, whose limits are not the window."""
-
-    def blank(sentence: re.Match[str]) -> str:
-        if not _is_aside(sentence[0]):
-            return sentence[0]
-        return "." * len(sentence[0])
-
-    notions = _SENTENCE.sub(blank, row.notions)
-    return Row(notions, {at: figure for at, figure in row.figures.items() if notions[at] == NOTIONS["figure"]})
-
-
-def _is_aside(sentence: str) -> bool:
-    """True if *sentence* is about a rate, bytes alone, an option of the server, or something that it cannot load."""
-    if mentions(sentence, "rate") or sentence.startswith("--"):
-        return True
-    if mentions(sentence, "load") and not mentions(sentence, "input"):
-        return True
-    return mentions(sentence, "bytes") and not mentions(sentence, "tokens", "window", "context")
-
-
-def _is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
-    """True if the figures of *row* can be tokens of a request; a text about a rate must also name the window."""
-    if row.mentions("window", "context"):
-        return True
-    if beside_a_rate or (row.mentions("tools", "elsewhere") and not row.mentions("input")):
-        return False
-    return row.mentions("input", "tokens") or (row.mentions("request") and not row.mentions("output", "tools"))
-
-
-def _complains_of_media(sentence: str) -> bool:
-    """True if *sentence* complains of an image or a file, and not of a window."""
-    if _MEDIA_TOO_LARGE.search(sentence):
-        return True
-    if not mentions(sentence, "media") or mentions(sentence, "window", "context"):
-        return False
-    return mentions(sentence, "over", "excess", "many", "figure")
 
 
 def _with_members(figures: StatedFigures, in_members: StatedFigures) -> StatedFigures:

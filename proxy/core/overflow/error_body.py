@@ -43,6 +43,17 @@ _ERROR_MEMBERS = ("error_code", "error_msg", "errorCode", "errorMessage", "errco
 Baidu: https://ai.baidu.com/ai-doc/WENXINWORKSHOP/tlmyncueh
 """
 
+_AT_FAULT = ("loc", "param", "field", "path")
+"""Members that name a member of the request: of FastAPI, OpenAI, GitHub, and express-validator.
+
+https://docs.github.com/en/rest/using-the-rest-api/troubleshooting-the-rest-api#validation-failed
+https://express-validator.github.io/docs/api/validation-result/#error-types
+"""
+
+_MEMBER = re.compile(r"[^\s/]+\Z")
+_SAYING = NAMING | {"message", "msg", "detail", "details", "description", "title", "error", "base", "text"}
+"""Members that say what is wrong, and name nothing of the request."""
+
 _NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
 )
@@ -191,19 +202,27 @@ def _walk(value: Any, name: str, parts: ErrorParts, depth: int) -> None:
 
 
 def _object(value: dict[Any, Any], holder: str, parts: ErrorParts, depth: int) -> None:
-    member_at_fault = value.get("loc") or value.get("param")
-    if isinstance(member_at_fault, list | tuple):
-        member_at_fault = ".".join(map(str, member_at_fault)).removeprefix("body.")
-    if isinstance(member_at_fault, str) and not parts.member_at_fault:
-        parts.member_at_fault = member_at_fault
+    if not parts.member_at_fault:
+        parts.member_at_fault = _named_member(value)
     for key, member in list(value.items())[:MOST_MEMBERS]:
         name = str(key).lower()
-        if holder == "errors" and _are_texts(member):
+        if holder == "errors" and _are_texts(member) and name not in _SAYING:
+            parts.member_at_fault = parts.member_at_fault or str(key)
             _walk(member, "", parts, depth - 1)
             continue
         if _is_echo(name, member) or (name == "loc" and isinstance(member, list | tuple)) or name == "param":
             continue
         _walk(member, str(key), parts, depth - 1)
+
+
+def _named_member(value: dict[Any, Any]) -> str:
+    """The member of the request that the error object *value* names; empty if it names none."""
+    named = next((value[name] for name in _AT_FAULT if value.get(name)), "")
+    if isinstance(named, list | tuple):
+        return ".".join(map(str, named)).removeprefix("body.")
+    if isinstance(named, str) and _MEMBER.match(named) and named.lower() not in ("none", "null"):
+        return named
+    return ""
 
 
 def _is_echo(name: str, member: Any) -> bool:
@@ -216,12 +235,14 @@ def _is_echo(name: str, member: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    """True if *value* is a list of texts: in an object of ``errors``, what is wrong with the member of that name.
+    """True if *value* is a text or some: in an object of ``errors``, what is wrong with the member of that name.
 
     Laravel: https://laravel.com/docs/validation#validation-error-response-format
     Rails: https://guides.rubyonrails.org/active_record_validations.html#working-with-validation-errors
     """
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(text, str) for text in value)
+    return isinstance(value, str)
 
 
 def _text(text: str, parts: ErrorParts, depth: int) -> None:

@@ -241,11 +241,16 @@ def _with_sum(claim: Overflow, counted: int, prior: Prior) -> Overflow:
 
 
 def _confirmed(claim: Overflow, prior: Prior) -> Overflow | None:
-    """Return an unlikely *claim* if its figures agree with our count, or if the request is not counted yet."""
+    """Return an unlikely *claim* if its figures agree with our count, or if the request is not counted yet.
+
+    If no window is known, it is enough that they look like a count and a limit.
+    """
     if prior.pending:
         return claim
     if agrees(claim, prior) and not is_about_the_output(claim, prior):
         return replace(claim, unlikely=False)
+    if claim.plausible and prior.counted is not None and prior.window is None and not prior.is_tiny:
+        return replace(claim, unlikely=False, sure=False)
     return None
 
 

@@ -37,7 +37,7 @@ class StatedFigures:
     """The figures of a text, in the provider's tokens; None for one that it does not state.
 
     ``cap`` is the most output. ``whole``: ``prompt`` is the whole request, which may include the output. ``inferred``:
-    ``prompt`` is the larger one of two limits.
+    ``prompt`` is the larger one of two limits. ``small_limit``: the only limits are too small for a window.
     """
 
     limit: int | None = None
@@ -47,6 +47,7 @@ class StatedFigures:
     cap: int | None = None
     whole: bool = False
     inferred: bool = False
+    small_limit: bool = False
 
     @property
     def are_too_many(self) -> bool:
@@ -58,11 +59,26 @@ class StatedFigures:
             tokens = self.prompt + (self.output or 0)
         return tokens >= self.limit
 
+    @property
+    def are_a_count_above_a_limit(self) -> bool:
+        """True if ``prompt`` is no round number, and ``limit`` is: what was counted, and what somebody set.
+
+        "num_ctx 262144 is greater than the maximum 131072" is about two settings, "9214 is greater than 8192" is not.
+        """
+        if self.limit is None or self.prompt is None:
+            return False
+        return _is_round(self.limit) and not _is_round(self.prompt) and self.limit < self.prompt
+
     def undivided(self) -> StatedFigures:
         """Return these figures without the prompt if that may include the output."""
         if not self.whole or self.output is not None:
             return self
         return replace(self, prompt=None)
+
+
+def _is_round(figure: int) -> bool:
+    """True if people set limits like *figure*: multiples of 100 or of 64, or one less."""
+    return figure % 100 == 0 or figure % 64 in (0, 63)
 
 
 def read_figures(row: Row, patterns: Iterable[Pattern]) -> StatedFigures:
@@ -102,7 +118,9 @@ def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
     """Return one figure for each role, the first of those stated in it."""
     output = next(iter(by_role.get("output", ())), None)
     requested = next(filter(None, by_role.get("requested", ())), None)
-    limits = [limit for limit in by_role.get("limit", ()) if limit >= LEAST_LIMIT]
+    stated = by_role.get("limit", ())
+    limits = [limit for limit in stated if limit >= LEAST_LIMIT]
+    small = bool(stated) and not limits
     prompt = _prompt([*filter(None, by_role.get("prompt", ()))], output, requested)
     inferred = prompt is None and len(set(limits)) > 1
     if inferred:
@@ -113,7 +131,7 @@ def assign_roles(by_role: Mapping[str, list[int]]) -> StatedFigures:
         limit = prompt = None  # by these figures the request fits easily, so they are about something else
     cap = next(iter(by_role.get("cap", ())), None)
     whole = requested is not None and "prompt" not in by_role and prompt == requested
-    return StatedFigures(limit, prompt, output, requested, cap, whole, inferred)
+    return StatedFigures(limit, prompt, output, requested, cap, whole, inferred, small)
 
 
 def _prompt(parts: list[int], output: int | None, requested: int | None) -> int | None:

@@ -26,8 +26,9 @@ class Overflow:
     the request wants, ``requested`` both together. ``decisive``: a machine-readable code says so. ``rule`` is the
     source of the rule that matched, or the code. ``names_media``: it complains of an image or a file, perhaps only of
     its size. ``sure``: its limit may be learned before a smaller view succeeds. ``unlikely``: it counts only if its
-    figures agree with our count. ``stated`` are all figures of the text, whatever their role; ``size`` are the most
-    bytes that a ``payload`` names.
+    figures agree with our count; ``plausible``: or if no window is known, since its text names tokens or the prompt,
+    and its figures look like a count and a limit. ``stated`` are all figures of the text, whatever their role; ``size``
+    are the most bytes that a ``payload`` names.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class Overflow:
     names_media: bool = False
     sure: bool = True
     unlikely: bool = False
+    plausible: bool = False
     stated: tuple[int, ...] = ()
     size: int | None = None
 

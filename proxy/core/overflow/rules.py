@@ -20,9 +20,10 @@ NOTIONS: dict[str, str] = {
     "many": "Y", "under": "U", "most": "M", "output": "X", "bytes": "B", "rate": "R", "media": "F", "batch": "A",
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
-    "below_zero": "z", "talk": "t", "store": "c",
+    "below_zero": "z", "talk": "t", "store": "c", "plain": "_", "cap": "w", "answer": "a", "foreign": "f",
 }  # fmt: skip
 """The letter of each notion. ``count`` is a figure of something else than tokens, ``below_zero`` a negative one.
+``foreign`` is an unknown word that qualifies the next one: "order history" is not the history of a conversation.
 
 Also ``.``: end of a sentence.
 """
@@ -35,6 +36,8 @@ _LONGEST_RUN = 12
 
 _MOST_FILLER = 9
 """Words without a notion in a row that get a letter each; further ones are dropped, since no pattern spans more."""
+
+_FILLER = frozenset({NOTIONS["plain"], NOTIONS["foreign"], NOTIONS["answer"]})
 
 _UNSPACED = "\u0900-\u097f\u0e00-\u0e7f\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 """Scripts that are read by their characters: Thai and Chinese have no spaces, and Hindi's vowels are no letters."""
@@ -66,6 +69,14 @@ _PUNCTUATION = {
 }
 _COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
 """Words behind a number that does not count tokens."""
+
+_BREAK = ""
+"""Stands for punctuation between two words: the first does not qualify the second."""
+
+_WHOLE = ("prompt", "conversation", "dialog")
+"""Beginnings of words that mean something sent to a model, whatever word is before them."""
+
+_BEFORE_VERBS = frozenset({"to", "cannot", "can't", "could", "not", "will", "would", "should", "must", "please", "and"})
 
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
@@ -138,9 +149,13 @@ class Lexicon:
         text = _ID.sub(" request id ", text)
         writer = _RowWriter()
         words: list[str] = []
+        end = 0
         for token in _TOKEN.finditer(_folded(_CAMEL.sub("_", text))):
             if token.lastgroup == "word":
+                if words and not token.string[end : token.start()].isspace():
+                    words.append(_BREAK)
                 words.extend(self._split(token.group()))
+                end = token.end()
                 continue
             writer.add(*self._letters_of(words))
             words.clear()
@@ -186,8 +201,8 @@ class Lexicon:
                 continue
             if words[at] in _JOINING:
                 yield ","
-            else:
-                yield "_"
+            elif words[at] != _BREAK:
+                yield "f" if _qualifies(words, at) else "_"
             at += 1
 
     def _letters_of_run(self, run: str) -> Iterator[str]:
@@ -210,15 +225,17 @@ class _RowWriter:
         self._size = self._filler = 0
 
     def add(self, *letters: str) -> None:
-        """Add the letters of notions, of a long stretch of filler only the first."""
+        """Add the letters of notions, of a long stretch of filler only the first and the last."""
         for group in letters:
-            if group != "_":
-                self._filler = 0
-            else:
+            if group in _FILLER:
                 self._filler += 1
-            if self._filler <= _MOST_FILLER:
-                self._notions.append(group)
-                self._size += len(group)
+            else:
+                self._filler = 0
+            if self._filler > _MOST_FILLER:
+                self._notions[-1] = group
+                continue
+            self._notions.append(group)
+            self._size += len(group)
 
     def add_figure(self, figure: int | None) -> None:
         """Add a figure; None is a number that does not count tokens."""
@@ -230,8 +247,19 @@ class _RowWriter:
 
     def row(self) -> Row:
         """Return the row. A figure before a unit of bytes, characters, pixels or seconds does not count tokens."""
-        notions = re.sub("N(?=[IJ]?[BFS])", "n", "".join(self._notions))
+        notions = re.sub("N(?=[IJf]?[BFS])", "n", "".join(self._notions))
         return Row(notions, {at: figure for at, figure in self._figures.items() if notions[at] == "N"})
+
+
+def _qualifies(words: Sequence[str], at: int) -> bool:
+    """True if the unknown word at the index *at* of *words* qualifies the next one, as in "order history"."""
+    word, following = words[at], next(iter(words[at + 1 : at + 2]), _BREAK)
+    if following == _BREAK or following.startswith(_WHOLE):
+        return False
+    if len(word) < 2 or not (word.isascii() and word.isalpha()):
+        return False
+    # A participle says what was done with it ("the compiled input"), and behind these words stands a verb.
+    return not word.endswith("ed") and _BEFORE_VERBS.isdisjoint(words[max(at - 1, 0) : at + 1])
 
 
 def _folded(text: str) -> str:
@@ -269,7 +297,7 @@ ROLES: frozenset[str] = frozenset(get_args(Role))
 LONGEST_PHRASE = 300
 """Characters of a literal phrase that a user configures."""
 
-_GAPS = {"~": "[_KL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
+_GAPS = {"~": "[_faKL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
 """The regular expression for each gap in a pattern."""
 
 _PHRASE_GAP = r"[\s\S]{0,80}?"
@@ -425,6 +453,8 @@ def _part(part: str) -> str:
         return re.escape(part)
     if part.startswith("!"):
         return f"(?!{_GAPS['~']}{_letters(part[1:])})"
+    if part.startswith("="):
+        return f"(?<!f)(?<!f[KLIJMBXtw]){_letters(part[1:])}"
     if part.startswith("{"):
         return f"(?P<{_role(part.strip('{}'))}>N)"  # type: ignore[arg-type]
     letters = _letters(part.rstrip("?"))

@@ -102,11 +102,15 @@ CODE = Overflow("input", decisive=True, rule="a code")
 MOST_FALSE = {
     ("fifth", "unknown window"): 0.05,
     ("eighth", "unknown window"): 0.05,
+    ("seventeenth", "unknown window"): 0.09,
+    ("seventeenth", "table says 5 x"): 0.08,
+    ("seventeenth", "stated 2 x"): 0.08,
+    ("eighteenth", "unknown window"): 0.06,
 }
 """The share of look-alikes that may be taken for an overflow where it is above that of all others.
 
 They state figures that only a comparison with our count rules out, and without a window none is made: recorded
-overflows would be missed.
+overflows would be missed. Those of ``seventeenth`` and ``eighteenth`` were not mended for one by one.
 """
 
 
@@ -251,11 +255,16 @@ def test_what_only_our_count_can_confirm(status: int, error: bytes) -> None:
     pending = answer(status, (), error, NOT_COUNTED_YET)
     assert pending is not None
     assert pending.unlikely
-    for counted, expected in ((9_000, True), (4_000, False)):
-        for window in (None, counted * 10):
-            found = answer(status, (), error, Prior(counted, window=window, stated=True))
-            assert (found is not None) is expected
-            assert found is None or not found.unlikely
+    for prior, expected in (
+        (Prior(9_000), True),
+        (Prior(9_000, window=90_000, stated=True), True),
+        (Prior(4_000), error is BARE),  # 9120 was counted and 8192 was set, by their looks
+        (Prior(4_000, window=40_000, stated=True), False),
+        (Prior(4_000, served=90_000), False),
+    ):
+        found = answer(status, (), error, prior)
+        assert (found is not None) is expected
+        assert found is None or not found.unlikely
     assert answer(status, (), error, Prior(body=b"{}")) is None
     assert answer(status, (), error) is None
 

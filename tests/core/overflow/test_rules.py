@@ -44,7 +44,7 @@ def read(text: str) -> tuple[str, list[int]]:
         ("ContextLengthExceeded", "WO", []),
         ("max_new_tokens must be <= 192.", "X__UN.", [192]),
         ("Range should be [1, 8192]", "U__[N", [8192]),
-        ("输入超过最大长度8192", "IOWN", [8192]),
+        ("输入超过最大长度8192", "IOwN", [8192]),
         ("최대 8192토큰", "MNK", [8192]),
         ("gpt-4o-2024-08-06 and llama-3-8b", "__,__", []),
         ("5.5 MB", "nB", []),
@@ -63,8 +63,13 @@ def read(text: str) -> tuple[str, list[int]]:
         ("संदेश बहुत लंबा", "IE", []),
         ("İSTEM ÇOK UZUN", "JE", []),
         ("(request id: 20261127101) 8192 tokens", "_NK", [8_192]),
-        ("extra_body.top_k 4096", "__N", [4_096]),
+        ("extra_body.top_k 4096", "f_N", [4_096]),
         ("34120 tokenia by the tokenizer", "NKb__", [34_120]),
+        ("order history is too long", "fI_E", []),
+        ("PjlSequenceTooLong", "fIE", []),
+        ("the order: history is too long", "__I_E", []),
+        ("cannot process input, compiled input, image prompt", "__I,_I,FI", []),
+        ("while one two three four five six seven eight nine ten eleven order history", ",_ffffffffI", []),
     ],
 )
 def test_texts(text: str, notions: str, figures: list[int]) -> None:
