@@ -5,9 +5,9 @@ with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
 
     ULLAGE_AGENTS=1 PATH=/where/they/are/bin:$PATH python -m pytest tests/e2e/test_agent_clis.py -s
 
-From npm come Codex, Claude Code, opencode, Qwen Code, Gemini CLI, pi and Continue (``@openai/codex``,
+From npm come Codex, Claude Code, opencode, Qwen Code, Gemini CLI, pi, Continue and Cline (``@openai/codex``,
 ``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@google/gemini-cli``,
-``@mariozechner/pi-coding-agent``, ``@continuedev/cli``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider
+``@mariozechner/pi-coding-agent``, ``@continuedev/cli``, ``cline``), from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider
 (``aider-chat``).
 """
 
@@ -111,6 +111,7 @@ AGENTS = {
         24_000,
         environment={"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"},
     ),
+    "cline": Agent("cline", (TASK,), ("run_commands",), 24_000, arguments=lambda line: {"commands": [line]}),
     "continue": Agent("cn", ("-p", TASK, "--auto"), ("Bash", "run_terminal_command"), 24_000),
     "aider": Agent(
         "aider",
@@ -210,6 +211,8 @@ def run(name: str, agent: Agent, root: str, folder: Path) -> subprocess.Complete
     finally:
         os.environ["HOME"] = own or ""
     environment = {**surroundings, known.key: KEY, **(fill_in(known.environment, facts) or {}), **agent.environment}
+    for line in known.commands:
+        subprocess.run(["sh", "-c", fill_in(line, facts)], cwd=work, env=environment, check=True, timeout=PATIENCE)
     command = [agent.program, *agent.command]
     typed: Mapping[str, Any] = {"input": agent.said} if agent.said else {"stdin": subprocess.DEVNULL}
     return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, **typed)
