@@ -33,7 +33,6 @@ PARTS = 4
 TRUE = 2_000
 """What the server turns out to have in scenarios where it refuses."""
 SAYS = f"This model's maximum context length is {TRUE} tokens. However, your messages resulted in %d tokens."
-FORMS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
 CLEARING = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 1000}}]}
 CHECKPOINT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary."
 

@@ -21,7 +21,6 @@ from tests.stub import Answer, Stub, slices
 from tests.support.chat_client import ChatClient
 from tests.support.ports import free_port
 from tests.support.process_inspection import (
-    kill_all,
     log_lines,
     metrics,
     processes_below,
@@ -39,24 +38,6 @@ BOUNDED, USUAL = 30.0, 3.0
 """Seconds that no request and that half of the requests may not exceed, whatever the store does; generous, because the
 machine may be busy.
 """
-
-
-@pytest.fixture
-def home(short_path: Path) -> Any:
-    """A home that outlives a proxy, and in which nothing lives on after the test."""
-    yield short_path
-    kill_all(short_path)
-
-
-@pytest.fixture
-def remote(short_path: Path) -> Any:
-    """A store server of the operator's own."""
-    directory = short_path / "remote"
-    directory.mkdir()
-    server = Valkey(directory)
-    server.start()
-    yield server
-    server.kill()
 
 
 @asynccontextmanager
