@@ -213,6 +213,9 @@ RECENT = 3
 MOST_ROUNDS = 256
 """Rounds whose sentences are looked through: the newest and the first. Older ones have no room in any block."""
 
+MOST_LINES = 1_024
+"""Rounds, the newest, that get a line if there is room left: of thousands of calls alike only one is shown."""
+
 BULLET = 2
 """Tokens of a list's mark before a line."""
 
@@ -329,7 +332,7 @@ class Steps:
         newest_first = range(len(self.rounds) - 1, -1, -1)
         tokens = self._add_lines([*newest_first[:1], *newest_first[-1:], *newest_first[:RECENT]], tokens)
         tokens = self.extend(tokens)
-        self._add_lines(newest_first, tokens)
+        self._add_lines(newest_first[:MOST_LINES], tokens)
         return self._lines
 
     def _add_lines(self, indexes: Iterable[int], tokens: int) -> int:
