@@ -195,10 +195,10 @@ class Extend(Operation[bool], frozen=True):
     seconds: float
 
     def on_entries(self, entries: Entries) -> bool:
-        is_held = entries.read([self.key]) == [self.value]
-        if is_held:
+        has_value = entries.read([self.key]) == [self.value]
+        if has_value:
             entries.refresh(self.key, self.seconds)
-        return is_held
+        return has_value
 
     async def on_server(self, client: Client) -> bool:
         return bool(await _run_script(client, _EXTEND, self.key, self.value, _milliseconds(self.seconds)))
@@ -211,10 +211,10 @@ class Release(Operation[bool], frozen=True):
     value: bytes
 
     def on_entries(self, entries: Entries) -> bool:
-        was_held = entries.read([self.key]) == [self.value]
-        if was_held:
+        has_value = entries.read([self.key]) == [self.value]
+        if has_value:
             entries.remove(self.key)
-        return was_held
+        return has_value
 
     async def on_server(self, client: Client) -> bool:
         return bool(await _run_script(client, _RELEASE, self.key, self.value))
@@ -232,10 +232,10 @@ class Swap(Operation[bool], frozen=True):
     seconds: float
 
     def on_entries(self, entries: Entries) -> bool:
-        was_held = entries.read([self.key]) == [self.old]
-        if was_held:
+        has_value = entries.read([self.key]) == [self.old]
+        if has_value:
             entries.put(self.key, self.value, self.seconds)
-        return was_held
+        return has_value
 
     async def on_server(self, client: Client) -> bool:
         return bool(await _run_script(client, _SWAP, self.key, self.old, self.value, _milliseconds(self.seconds)))
