@@ -232,7 +232,8 @@ def texts_of(api_format: ApiFormat, raw: Mapping[int, bytes], items: Sequence[It
 
     A tool result that the client wrote as plain text counts as a result.
     """
-    read = {item: api_format.read_item_text(item) for item in dict.fromkeys(raw.values())}
+    distinct = list(dict.fromkeys(raw.values()))
+    read = dict(zip(distinct, api_format.read_item_texts(distinct), strict=True))
     texts = {index: read[item] for index, item in raw.items()}
     for index, item in raw.items():
         written = items[index].written_result

@@ -225,7 +225,7 @@ class Reader:
         if (number := len(scanned.spans)) > MANY and scanned.end - scanned.start < LEAST_ITEM * number:
             raise InvalidRequest(f"{number} messages or items that hold hardly anything are no conversation.")
         raw = scanned.without_items(body)
-        name = name_in(scope_of(tenant, api_format.API), raw)
+        name = name_in(raw, scope_of(tenant, api_format.API))
         envelope = self._envelopes.get(name)
         if envelope is None:
             envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
@@ -346,7 +346,7 @@ class Reader:
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
         """Return the tokens of a long *text*, from the cache or counted and cached."""
-        name = name_in(scope_of(tenant, encoding, "again"), text.encode("utf-8", "surrogatepass"))
+        name = name_in(text.encode("utf-8", "surrogatepass"), scope_of(tenant, encoding, "again"))
         size = self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self._counter.counter(encoding)(text)
@@ -357,10 +357,11 @@ class Reader:
 
         *count* is that of the view's request, which has counted most short texts of the item already.
         """
-        name = name_in(scope_of(tenant, api_format.API, _measure(route.encoding, route.model), "view"), raw)
+        name = name_in(raw, scope_of(tenant, api_format.API, _measure(route.encoding, route.model), "view"))
         item = self._items.get(name)
         if item is None:
-            item = self._items[name] = api_format.read_item(raw, count, with_digest=False)
+            [item] = api_format.read_items((raw,), count, with_digest=False)
+            self._items[name] = item
         return item
 
     def count_tools(self, encoding: str, model: str) -> Callable[[str], int]:
@@ -372,7 +373,7 @@ class Reader:
 
     def tokens_of_tools(self, text: str, encoding: str, model: str) -> int:
         """Return the tokens of a tools array of our own as *model* reads it; cached, since it is the same for all."""
-        name = name_in(scope_of(b"", _measure(encoding, model)), text.encode())
+        name = name_in(text.encode(), scope_of(b"", _measure(encoding, model)))
         size = self._sizes.get(name)
         if size is None:
             size = self._sizes[name] = self.count_tools(encoding, model)(text)
@@ -381,11 +382,12 @@ class Reader:
     def _read_items(
         self, api_format: ApiFormat, count: Meter, scope: int, body: bytes, spans: Sequence[Span]
     ) -> tuple[Item, ...]:
-        names = [name_in(scope, body[start:end]) for start, end in spans]
+        names = [name_in(body[start:end], scope) for start, end in spans]
         known = {name: self._items.get(name) for name in names}
         # By name, because a body may repeat an item thousands of times.
         new = {name: span for name, span in zip(names, spans, strict=True) if known[name] is None}
-        read = {name: api_format.read_item(body[start:end], count) for name, (start, end) in new.items()}
+        items = api_format.read_items((body[start:end] for start, end in new.values()), count)
+        read = dict(zip(new, items, strict=True))
         for name, (start, end) in new.items():
             read[name] = without_facts(read[name], body[start:end], count, self.tools)
         for name, item in read.items():
@@ -405,7 +407,7 @@ class Reader:
         spans = body.scan.spans
         unread = [index for index, item in enumerate(body.items) if item.facts is UNREAD]
         # By name, because a body may repeat an item thousands of times.
-        names = {index: name_in(scope, body.body[slice(*spans[index])]) for index in unread}
+        names = {index: name_in(body.body[slice(*spans[index])], scope) for index in unread}
         cached = {name: item for name in set(names.values()) if (item := self._items.get(name))}
         facts = {name: item.facts for name, item in cached.items()}
         new = {name: index for index, name in names.items() if facts.get(name, UNREAD) is UNREAD}
@@ -420,7 +422,7 @@ class Reader:
         """Return the tokens of the members around the items."""
         sizes: dict[str, int] = {}
         for key, text in texts.items():
-            name = name_in(scope, f"{key}\0{text}".encode("utf-8", "surrogatepass"))
+            name = name_in(f"{key}\0{text}".encode("utf-8", "surrogatepass"), scope)
             size = self._sizes.get(name)
             if size is None:
                 counting: Callable[[str, str], Count] = self.count
@@ -432,7 +434,7 @@ class Reader:
 
     def _injected_parts(self, scope: int, text: str, count: Meter) -> tuple[Injected, ...]:
         """Return the injected parts of a system *text*; they are cached as those of an item of their own."""
-        name = name_in(scope, f"injected\0{text}".encode("utf-8", "surrogatepass"))
+        name = name_in(f"injected\0{text}".encode("utf-8", "surrogatepass"), scope)
         item = self._items.get(name)
         if item is None:
             item = self._items[name] = Item("system", 0, 0, b"", injected=injected_in(text, count))
@@ -513,6 +515,5 @@ def scope_of(tenant: bytes, *parts: str) -> int:
     return xxh3_64_intdigest(b"\0".join([tenant, *map(str.encode, parts), b""]), SEED)
 
 
-def name_in(scope: int, raw: bytes) -> bytes:
-    """Return the cache key of *raw* in *scope*."""
-    return xxh3_128_digest(raw, scope)
+name_in = xxh3_128_digest
+"""Returns the cache key of some bytes in a scope."""

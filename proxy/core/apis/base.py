@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from proxy.core.conversation import Count, Item, ItemText
@@ -51,8 +51,14 @@ class ApiFormat(Protocol):
         Raises ``InvalidRequest`` if it is no object.
         """
 
+    def read_items(self, raws: Iterable[bytes], count: Count, *, with_digest: bool = True) -> list[Item]:
+        """Return the item of each of *raws*, as ``read_item`` does."""
+
     def read_item_text(self, raw: bytes) -> ItemText:
         """Return the texts of one element."""
+
+    def read_item_texts(self, raws: Iterable[bytes]) -> list[ItemText]:
+        """Return the texts of each of *raws*."""
 
     def with_text(
         self, raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b""

@@ -23,7 +23,7 @@ from proxy.core.apis.json_edit import (
     to_json,
     with_content,
 )
-from proxy.core.apis.json_steps import decode, objects
+from proxy.core.apis.json_steps import objects
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import is_guess, is_media, part_tokens
@@ -90,10 +90,10 @@ class _Call(NamedTuple):
     arguments: str
 
 
-def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
-    """Return the item of one message."""
+def _item(message: dict[str, Any], name: bytes, count: Count) -> Item:
+    """Return the item of one message; *name* is its digest."""
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
-        return text_item(message, *plain, PER_MESSAGE, count, with_digest=with_digest)
+        return text_item(*plain, PER_MESSAGE, name, count)
     role = ROLES.get(str(message.get("role")), "user")
     calls, answers = _calls(message), _answers(message)
     # The legacy call has no id and is named by its function, as its result is.
@@ -102,13 +102,11 @@ def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bo
     injected: tuple[Injected, ...] = ()
     if role in ("system", "user"):
         injected = injected_in(_content_text(message), count)
-    name = b""
-    if with_digest:
-        name = digest(message, large=large)
     return Item(role, text + media, media, name, names, answers, guess, injected)
 
 
-read_item = partial(items.read_item, LIST, _item)
+read_item = partial(items.read_item, LIST, _item, digest)
+read_items = partial(items.read_items, LIST, _item, digest)
 
 
 def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:
@@ -129,9 +127,8 @@ def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tup
     return text, media, guess
 
 
-def read_item_text(raw: bytes) -> ItemText:
+def _item_text(message: dict[str, Any]) -> ItemText:
     """Return the texts of one message."""
-    message = decode(raw)
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
         return ItemText(*plain)
     role = ROLES.get(str(message.get("role")), "user")
@@ -145,6 +142,10 @@ def read_item_text(raw: bytes) -> ItemText:
     if role == "tool":
         results = ((text, False),)
     return ItemText(role, text, calls, media, reasoning, results=results)
+
+
+read_item_text = partial(items.read_item_text, _item_text)
+read_item_texts = partial(items.read_item_texts, _item_text)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

@@ -32,7 +32,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_values,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import as_object, decode, dismantle, is_large
+from proxy.core.apis.json_steps import as_object, decode
 from proxy.core.apis.portable import SIGNATURES
 from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.tokens.counting import prices_of
@@ -105,8 +105,8 @@ def with_item_list(body: bytes) -> bytes | None:
     return inner.encode()
 
 
-def _item(content: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
-    """Return the item of one content."""
+def _item(content: dict[str, Any], name: bytes, count: Count) -> Item:
+    """Return the item of one content; *name* is its digest."""
     parts = _parts(content)
     role = _role(content, parts)
     weight = Weight(PER_CONTENT)
@@ -115,16 +115,18 @@ def _item(content: dict[str, Any], count: Count, *, large: bool, with_digest: bo
     for key, value in content.items():
         if key not in ("role", "parts") and value:
             weight.text += count(to_json(value))
-    name = b""
-    if with_digest:
-        # The role, too, is made equal: a content without one is the user's.
-        unsigned = {**content, "role": content.get("role") or "user", "parts": [_unsigned(part) for part in parts]}
-        name = digest(unsigned, large=large)
     calls, answers = _names(parts, "call"), _names(parts, "result")
     return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
 
 
-read_item = partial(items.read_item, LIST, _item)
+def _digest(content: dict[str, Any], *, large: bool) -> bytes:
+    """Return the digest of one content without its signatures; one without a role is the user's."""
+    parts = [_unsigned(part) for part in _parts(content)]
+    return digest({**content, "role": content.get("role") or "user", "parts": parts}, large=large)
+
+
+read_item = partial(items.read_item, LIST, _item, _digest)
+read_items = partial(items.read_items, LIST, _item, _digest)
 
 
 def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Role:
@@ -212,9 +214,8 @@ def _media_tokens(value: Mapping[str, Any], prices: Prices) -> tuple[int, bool]:
     return part_tokens(block, prices) or 0, is_guess(block)
 
 
-def read_item_text(raw: bytes) -> ItemText:
+def _item_text(content: dict[str, Any]) -> ItemText:
     """Return the texts of one content."""
-    content = decode(raw)
     parts = _parts(content)
     role = _role(content, parts)
     calls = tuple((str(value.get("name")), to_json(value.get("args") or {})) for value in _values(parts, "call"))
@@ -225,10 +226,11 @@ def read_item_text(raw: bytes) -> ItemText:
     if role == "tool":
         user_text = "\n".join(_texts(parts))
     reasoning = "\n".join(_text(part) for part in parts if part.get("thought"))
-    del parts
-    if is_large(raw):
-        dismantle(content)
     return ItemText(role, words, calls, media, reasoning, user_text, results)
+
+
+read_item_text = partial(items.read_item_text, _item_text)
+read_item_texts = partial(items.read_item_texts, _item_text)
 
 
 def _words(part: Mapping[str, Any]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 import msgspec
 
 from proxy.core.apis.json_edit import json_bytes
-from proxy.core.apis.json_steps import ONE_CALL, decode, dismantle, encode_in_steps, is_large, parse
-from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, Role
+from proxy.core.apis.json_steps import ONE_CALL, decoded, dismantle, encode_in_steps, parse
+from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in
 
@@ -51,22 +52,66 @@ class Weight(msgspec.Struct):
         return self.text + self.media + self.sealed
 
 
-def read_item(name: str, read: Callable[..., Item], raw: bytes, count: Count, *, with_digest: bool = True) -> Item:
-    """Return the item of one element's bytes in the list *name*, as the API's own *read* reads its object.
+def read_item(
+    name: str,
+    read: Callable[..., Item],
+    digest_of: Callable[..., bytes],
+    raw: bytes,
+    count: Count,
+    *,
+    with_digest: bool = True,
+) -> Item:
+    """Return the item of one element's bytes in the list *name*.
 
-    A ``large`` object is taken apart in steps. Raises ``InvalidRequest`` if it is no object.
+    *read* returns it from the element's object, its digest, and *count*; *digest_of* returns the digest.
+
+    Raises ``InvalidRequest`` if it is no object.
     """
-    value = decode(raw)
-    large = len(raw) > ONE_CALL and is_large(raw)  # hardly any item is so long
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"Every element of {name!r} must be an object.")
-    try:
-        return read(value, count, large=large, with_digest=with_digest)
-    except RecursionError:
-        raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
-    finally:
+    [item] = read_items(name, read, digest_of, (raw,), count, with_digest=with_digest)
+    return item
+
+
+def read_items(
+    name: str,
+    read: Callable[..., Item],
+    digest_of: Callable[..., bytes],
+    raws: Iterable[bytes],
+    count: Count,
+    *,
+    with_digest: bool = True,
+) -> list[Item]:
+    """Return the item of each of *raws*, as ``read_item`` does. Small ones are parsed together."""
+    found: list[Item] = []
+    for values, large in decoded(raws):
+        if not all(isinstance(value, dict) for value in values):
+            raise InvalidRequest(f"Every element of {name!r} must be an object.")
+        digests = [b""] * len(values)
+        try:
+            if with_digest:
+                digests = [digest_of(value, large=large) for value in values]
+            found += map(read, values, digests, repeat(count))
+        except RecursionError:
+            raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
+        finally:
+            if large:
+                dismantle(values[0])
+    return found
+
+
+def read_item_text(read: Callable[[dict[str, Any]], ItemText], raw: bytes) -> ItemText:
+    """Return the texts of one element's bytes, as the API's own *read* reads its object."""
+    [text] = read_item_texts(read, (raw,))
+    return text
+
+
+def read_item_texts(read: Callable[[dict[str, Any]], ItemText], raws: Iterable[bytes]) -> list[ItemText]:
+    """Return the texts of each of *raws*, as ``read_item_text`` does. Small ones are parsed together."""
+    found: list[ItemText] = []
+    for values, large in decoded(raws):
+        found += map(read, values)
         if large:
-            dismantle(value)
+            dismantle(values[0])
+    return found
 
 
 def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple[Role, str] | None:
@@ -83,19 +128,11 @@ def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple
     return item_role, text
 
 
-def text_item(
-    message: Mapping[str, Any], role: Role, text: str, frame: int, count: Count, *, with_digest: bool
-) -> Item:
-    """Return the item of a *message* that is only *text*; *frame* are the tokens of its role and separators."""
+def text_item(role: Role, text: str, frame: int, name: bytes, count: Count) -> Item:
+    """Return the item of a message that is only *text*; *frame* are the tokens of its role, *name* is its digest."""
     injected: tuple[Injected, ...] = ()
     if role != "assistant":
         injected = injected_in(text, count)
-    name = b""
-    if with_digest:
-        plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": message["role"]}
-        if "type" in message:
-            plain["type"] = message["type"]
-        name = _digest(plain, large=False)
     return Item(role, frame + count(text), 0, name, injected=injected)
 
 
@@ -150,10 +187,6 @@ def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
     plain = _canonical(item)
     if isinstance(plain.get("content"), str):
         plain["content"] = [{"text": plain["content"], "type": "text"}]
-    return _digest(plain, large=large)
-
-
-def _digest(plain: dict[str, Any], *, large: bool) -> bytes:
     try:
         if large:
             text = encode_in_steps(plain, _encode, ordered=True).encode()

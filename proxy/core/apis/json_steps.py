@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -88,6 +88,36 @@ def decode(raw: bytes) -> Any:
         return json.loads(raw.decode(), parse_int=read_integer, parse_float=read_fraction)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+
+
+def decoded(raws: Iterable[bytes]) -> Iterator[tuple[list[Any], bool]]:
+    """Yield the values of *raws*, as ``decode`` returns each: those of ``ONE_CALL`` bytes at a time.
+
+    Behind them stands True if it is one large value, which is to be taken apart by ``dismantle``.
+    """
+    run: list[bytes] = []
+    size = 0
+    for raw in raws:
+        size += len(raw)
+        if run and size > ONE_CALL:
+            yield _values_of(run)
+            run, size = [], len(raw)
+        run.append(raw)
+    if run:
+        yield _values_of(run)
+
+
+def _values_of(run: list[bytes]) -> tuple[list[Any], bool]:
+    """Return the values of *run*, parsed in one call unless one of them is odd; and True if it is a large one."""
+    if len(run[0]) > ONE_CALL:
+        return [decode(run[0])], is_large(run[0])
+    try:
+        values: list[Any] = msgspec.json.decode(b"[" + b",".join(run) + b"]")
+    except UNREADABLE:
+        values = []
+    if len(values) != len(run):
+        values = [decode(raw) for raw in run]
+    return values, False
 
 
 def parse(text: str) -> Any:

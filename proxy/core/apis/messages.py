@@ -35,7 +35,7 @@ from proxy.core.apis.json_edit import (
     with_content,
     with_replaced_contents,
 )
-from proxy.core.apis.json_steps import decode, dismantle, is_large
+from proxy.core.apis.json_steps import decode
 from proxy.core.conversation import Count, Item, ItemText, Role
 from proxy.core.tokens.counting import prices_of, total_tokens
 from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
@@ -76,10 +76,10 @@ _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted
 """Members that only the provider can read."""
 
 
-def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
-    """Return the item of one message."""
+def _item(message: dict[str, Any], name: bytes, count: Count) -> Item:
+    """Return the item of one message; *name* is its digest."""
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
-        return text_item(message, *plain, PER_MESSAGE, count, with_digest=with_digest)
+        return text_item(*plain, PER_MESSAGE, name, count)
     blocks = _blocks(message)
     weight = Weight(PER_MESSAGE)
     calls: list[str] = []
@@ -91,13 +91,11 @@ def _item(message: dict[str, Any], count: Count, *, large: bool, with_digest: bo
         elif _is_result(block):
             answers.append(str(block["tool_use_id"]))
     _weigh_members(message, weight, count)
-    name = b""
-    if with_digest:
-        name = digest(message, large=large)
     return weighed_item(_role(message, blocks), weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
 
 
-read_item = partial(items.read_item, LIST, _item)
+read_item = partial(items.read_item, LIST, _item, digest)
+read_items = partial(items.read_items, LIST, _item, digest)
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
@@ -175,9 +173,8 @@ def _weigh_sealed(block: Mapping[str, Any], weight: Weight, count: Count) -> Non
     weight.guess += opaque
 
 
-def read_item_text(raw: bytes) -> ItemText:
+def _item_text(message: dict[str, Any]) -> ItemText:
     """Return the texts of one message."""
-    message = decode(raw)
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
         return ItemText(*plain)
     blocks = _blocks(message)
@@ -200,10 +197,11 @@ def read_item_text(raw: bytes) -> ItemText:
     if role == "tool":
         user_text = "\n".join(_user_texts(blocks))
     text = "\n".join(_words(blocks))
-    del blocks
-    if is_large(raw):
-        dismantle(message)
     return ItemText(role, text, tuple(calls), tuple(media), "\n".join(thoughts), user_text, tuple(results))
+
+
+read_item_text = partial(items.read_item_text, _item_text)
+read_item_texts = partial(items.read_item_texts, _item_text)
 
 
 def with_text(raw: bytes, text: str, *, before: bool, media: Sequence[bytes] = (), marker: bytes = b"") -> bytes:

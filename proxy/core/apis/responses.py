@@ -29,7 +29,6 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.apis.json_steps import decode
 from proxy.core.conversation import Count, Injected, Item, ItemText, Role
 from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
@@ -107,10 +106,10 @@ def with_item_list(body: bytes) -> bytes | None:
     return (source[:start] + item + source[end:]).encode()
 
 
-def _item(value: dict[str, Any], count: Count, *, large: bool, with_digest: bool) -> Item:
-    """Return the item of one element."""
+def _item(value: dict[str, Any], name: bytes, count: Count) -> Item:
+    """Return the item of one element; *name* is its digest."""
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
-        return text_item(value, *plain, PER_ITEM, count, with_digest=with_digest)
+        return text_item(*plain, PER_ITEM, name, count)
     kind = _kind(value)
     role = _role(value, kind)
     media, guess = _media_tokens(value, kind, prices_of(count))
@@ -128,9 +127,6 @@ def _item(value: dict[str, Any], count: Count, *, large: bool, with_digest: bool
         answers = _answers(value)
     else:
         injected = injected_in("\n".join(_words(value)), count)
-    name = b""
-    if with_digest:
-        name = digest(value, large=large)
     return Item(
         role,
         text + media + opaque,
@@ -144,7 +140,8 @@ def _item(value: dict[str, Any], count: Count, *, large: bool, with_digest: bool
     )
 
 
-read_item = partial(items.read_item, LIST, _item)
+read_item = partial(items.read_item, LIST, _item, digest)
+read_items = partial(items.read_items, LIST, _item, digest)
 
 
 def _opaque_tokens(value: dict[str, Any]) -> int:
@@ -205,9 +202,8 @@ def _role(value: Mapping[str, Any], kind: str) -> Role:
     return "assistant"
 
 
-def read_item_text(raw: bytes) -> ItemText:
+def _item_text(value: dict[str, Any]) -> ItemText:
     """Return the texts of one element."""
-    value = decode(raw)
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
         return ItemText(*plain)
     kind = _kind(value)
@@ -223,6 +219,10 @@ def read_item_text(raw: bytes) -> ItemText:
     if kind in _REPLACEABLE and "output" in value:
         results = ((words, False),)
     return ItemText(role, words, calls, media, results=results)
+
+
+read_item_text = partial(items.read_item_text, _item_text)
+read_item_texts = partial(items.read_item_texts, _item_text)
 
 
 def _reasoning(value: Mapping[str, Any]) -> str:

@@ -176,6 +176,8 @@ def total_tokens(texts: Iterable[str], count: Count) -> int:
         size = None
         if len(text) <= SHORT:  # a longer one is not there, and its hash would take time
             size = remembered.get(text)
+        elif len(text) < count.again_from:
+            size = count.text(text)
         if size is None:
             size = count(text)
         total += size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,9 +247,10 @@ def test_an_item_of_many_results_is_read_once_for_all_their_lines(reason: Placeh
     """Thousands of results in one message cost as much as thousands of messages, not the square of it."""
     read: list[bytes] = []
 
-    def read_item_text(raw: bytes) -> ItemText:
-        read.append(raw)
-        return messages.read_item_text(raw)
+    def read_item_texts(raws: Iterable[bytes]) -> list[ItemText]:
+        some = list(raws)
+        read.extend(some)
+        return messages.read_item_texts(some)
 
     def round_of(name: str) -> list[dict[str, object]]:
         calls = [
@@ -260,7 +262,7 @@ def test_an_item_of_many_results_is_read_once_for_all_their_lines(reason: Placeh
     body = json.dumps({"messages": [TASK, *round_of("a"), *round_of("b")]}).encode()
     spans, tools = scan(body, "messages").spans, tool_map_of_package()
     items = [read_one(messages, body[start:end], count_tokens, tools) for start, end in spans]
-    watched: Any = SimpleNamespace(**{**vars(messages), "read_item_text": read_item_text})
+    watched: Any = SimpleNamespace(**{**vars(messages), "read_item_texts": read_item_texts})
     original = OriginalItems(body, spans, items, lay_out(items), watched)
     compaction = Compaction(5, 0, 0, placeholders=(Placeholder(2, reason, 4),))
     _, edits = write_texts(original, compaction, count_tokens, tools)
