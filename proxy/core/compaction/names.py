@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from math import log2
+from typing import Any
 
 from proxy.core.call_arguments import Arguments
 from proxy.core.conversation import ItemText
@@ -22,6 +23,9 @@ LONGEST = 160
 
 MOST_PIECES = 50_000
 """Distinct pieces of text whose names are remembered while one digest is made: some 10 MB."""
+
+SEARCHED = 256
+"""Pieces that one call of a pattern searches: it takes a few ms at most, and no other thread runs in it."""
 
 MOST_NAMES = 40_000
 """Names of one text after which the rest of it is not searched."""
@@ -58,30 +62,42 @@ _NUMBER = lazy_pattern(
     r"\+?\d{2,4}(?:-\d{3,8}){1,3}"  # a telephone number
     r"|[$€£¥]?\d{3,}(?:[.,:]\d+)*%?|[$€£¥]?\d+\.\d+%?|\d{1,2}(?:[:.]\d{2}){1,2}|\d{4}-\d{2}-\d{2}"
 )
-_WORD = lazy_pattern(
-    r"(?P<plain>[a-z]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)"
+_ABBREVIATIONS = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "and/or", "y/n", "Y/n", "n/a", "N/A"))
+"""Abbreviations that look like names."""
+
+_ESCAPE = r"\\[\w.@+-]++(?:[/\\][\w.@+-]++)*+/?"
+"""An escape and what follows it, which would be a path without the first sign."""
+
+_WORDS = lazy_pattern(
+    r"(?:[a-z]++|(?!(?:Error|Exception|Warning)\n)[A-Z][a-z]*+)\n"  # a plain word
+    r"|(\d++"
     r"|(?:[0-9]++[a-f]|[a-f]++[0-9])[0-9a-f]*+(?<=.{7})(?<!.{41})"
     r"|[a-z]++[a-z0-9]*+(?:[A-Z][a-z0-9]++)++|[A-Z][a-z0-9]++(?:[A-Z][a-z0-9]++)++"
     r"|(?:[0-9]++[A-Z]|[A-Z]++[0-9])[A-Z0-9]*+(?<=.{4})(?<!.{13})"
-    r"|[A-Za-z]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4}"
+    r"|[A-Za-z]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))|E[A-Z]{3,}|[EF]\d{3,4})\n"
+    r"|.*\n"
 )
-"""A piece of letters and digits alone that is a plain word, a name or an error.
+"""The names, errors and numbers among lines, each of which is a piece of letters and digits alone.
 
-The patterns are those of ``_WHOLE`` that such a piece can match, which takes half the time.
+The patterns are those of ``_SIGNED`` that such a piece can match, which takes half the time. Whatever a line is, one of
+the alternatives takes all of it, so that the search never begins inside a line.
 """
 
-_WHOLE = lazy_pattern(
-    r"(?P<plain>[a-z-]++|(?!(?:Error|Exception|Warning)\Z)[A-Z][a-z]*+)|https?://\S{3,}"
+_SIGNED = lazy_pattern(
+    r"(?:[a-z-]++|(?!(?:Error|Exception|Warning)\n)[A-Z][a-z]*+"  # a plain word
+    rf"|{'|'.join(map(re.escape, _ABBREVIATIONS))}|{_ESCAPE})\n"
+    r"|(https?://\S{3,}"
     r"|(?P<path>[\w@.-]++(?:/[\w.@+-]++)++)(?:/|(?<!\.):(?P<line>\d+))?|(?:[\w-]++\.)++[a-z][a-z0-9]{0,5}"
     r"|(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]++)++/?"
     r"|[A-Za-z_]\w*+(?:\.[A-Za-z_]\w*+)++|[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)++"
     r"|[A-Za-z_.]++(?:(?<=Error)|(?<=Exception)|(?<=Warning))"
-    rf"|(?P<number>{_NUMBER.pattern})"
+    rf"|(?P<number>{_NUMBER.pattern}))\n"
+    r"|(?P<other>.*)\n"
 )
-"""A piece with signs in it that is a plain word, an address, a path (perhaps with a line number), a name, an error, or
-a number.
+"""The addresses, paths (perhaps with a line number), names, errors and numbers among lines, each of which is a piece
+with signs in it; what is none of these is found as ``other``.
 
-Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole piece: most
+Names have capitals, digits or signs inside. The patterns are those above, written for a match of a whole line: most
 repeats give nothing back, which takes half the time.
 """
 
@@ -146,9 +162,6 @@ _WITHOUT_SPACES = lazy_pattern(
     r"|[ァ-ヴー]{3,12}|[가-힣]{2,6}(?:씨|님|역|호텔|식당|공원|대학교|병원|공항)"
 )
 """Names of places and people that their endings show, and words in katakana, which are mostly names or loans."""
-
-_ABBREVIATIONS = frozenset(("e.g", "i.e", "E.g", "I.e", "a.k.a", "and/or", "y/n", "Y/n", "n/a", "N/A"))
-"""Abbreviations that look like names."""
 
 STANDARD = lazy_pattern(
     r"(?:os|sys|re|io|json|math|time|datetime|random|logging|subprocess|pathlib|shutil|collections|itertools|functools"
@@ -280,9 +293,9 @@ class Names:
         """
         pieces = self._pieces
         if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
-            names = set(chain.from_iterable(map(pieces.__getitem__, set(text.translate(_BLANKS).split()))))
+            names = pieces.names_in(set(text.translate(_BLANKS).split()))
         else:
-            names = set(chain.from_iterable(map(pieces.__getitem__, set(_SPLIT.findall(text)))))
+            names = pieces.names_in(set(_SPLIT.findall(text)))
             titles = _QUOTED.findall(text)
             if not is_written:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
@@ -308,61 +321,69 @@ def _end_tags(names: Iterable[str], text: str) -> set[str]:
     return {name for name in names if name[0] == "/" and f"<{name}>" in text}
 
 
-class _Pieces(dict[str, tuple[str, ...]]):
-    """The names in pieces of text between blanks: a piece is searched when it is first looked up.
+class _Pieces:
+    """The names in pieces of text between blanks. Each piece is searched once, together with others of its text.
 
     Names that are numbers are added to *numbers*.
     """
 
     def __init__(self, numbers: set[str]) -> None:
-        self.numbers = numbers
+        self._numbers = numbers
+        self._seen: set[str] = set()
+        self._whole: set[str] = set()
+        """Pieces that are a name as they are."""
 
-    def __missing__(self, piece: str) -> tuple[str, ...]:
-        names: tuple[str, ...] = ()
-        if not (piece.isalpha() and piece.isascii() and piece.islower()):  # else a plain word, as most pieces are
-            names = self._search(piece)
-        if len(self) < MOST_PIECES:
-            self[piece] = names
+        self._inner: dict[str, tuple[str, ...]] = {}
+        """The names in other pieces, which have signs around them or between them."""
+
+    def names_in(self, pieces: set[str]) -> set[str]:
+        """Every name in *pieces*."""
+        if len(self._seen) > MOST_PIECES:
+            self._seen, self._whole, self._inner = set(), set(), {}
+        if new := pieces - self._seen:
+            self._search(new)
+        names = pieces & self._whole
+        for piece in filter(self._inner.__contains__, pieces):
+            names.update(self._inner[piece])
         return names
 
-    def _search(self, piece: str) -> tuple[str, ...]:
-        """*piece* itself, without the marks around it, if it is a name or a number, else those inside it."""
-        token = piece
-        if not piece.isalnum():
+    def _search(self, new: set[str]) -> None:
+        """Search the pieces *new*: one with signs may be a name without the marks around it, or hold names inside."""
+        self._seen |= new
+        words = set(filter(str.isalnum, new))
+        tokens: dict[str, str] = {}
+        for piece in new - words:
             token = piece.strip(_MARKS)
             if "/" in token and token[0] != piece[0]:
                 token = _dots_before(token, piece) + token
-        if not 2 < len(token) <= LONGEST:
-            return ()
-        if not token.isalnum():
-            return self._search_with_signs(token)
-        if token.isdecimal():
-            self.numbers.add(token)
-            return (token,)
-        word = _WORD.fullmatch(token)
-        if word is None or word.lastgroup is not None:
-            return ()
-        return (token,)
+            tokens[piece] = token
+        signed = set(tokens.values())
+        bare = set(filter(str.isalnum, signed))
+        named = set(filter(None, _found(_WORDS, words | bare)))
+        self._numbers.update(filter(str.isdecimal, named))
+        self._whole |= named & words
+        names = self._names_in_signed(signed - bare)
+        names.update({name: (name,) for name in named & bare})
+        self._inner.update({piece: names[token] for piece, token in tokens.items() if token in names})
 
-    def _search_with_signs(self, token: str) -> tuple[str, ...]:
-        """*token*, which has signs in it, if it is a name or a number as a whole, else the names inside it."""
-        whole = _WHOLE.fullmatch(token)
-        if whole is None:
-            return self._search_inside(token)
-        kind = whole.lastgroup
-        if kind == "plain" or is_meaningless(token):
-            return ()
-        if kind == "number":
-            self.numbers.add(token)
-        if kind != "line":
-            return (token,)
-        path, number = whole.group("path", "line")
-        if len(number) < 3:
-            return (path,)
-        self.numbers.add(number)
-        return path, number
+    def _names_in_signed(self, tokens: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """The names in each of *tokens*, which have signs in them: it as a whole, or what is inside it."""
+        names: dict[str, tuple[str, ...]] = {}
+        for whole, path, line, number, other in _found(_SIGNED, tokens):
+            if other:
+                names[other] = self._names_inside(other)
+            elif len(line) > 2:
+                names[whole] = (path, line)
+                self._numbers.add(line)
+            elif line:
+                names[whole] = (path,)
+            elif whole:
+                names[whole] = (whole,)
+            if number:
+                self._numbers.add(number)
+        return names
 
-    def _search_inside(self, token: str) -> tuple[str, ...]:
+    def _names_inside(self, token: str) -> tuple[str, ...]:
         """The names and numbers inside *token*."""
         names: list[str] = []
         for name, number in _INSIDE.findall(token):
@@ -370,8 +391,20 @@ class _Pieces(dict[str, tuple[str, ...]]):
             if len(stripped) > 2 and not is_meaningless(stripped):
                 names.append(stripped)
                 if number:
-                    self.numbers.add(number)
+                    self._numbers.add(number)
         return tuple(names)
+
+
+def _found(pattern: re.Pattern[str], pieces: Iterable[str]) -> list[Any]:
+    """What *pattern* finds in those of *pieces* that are neither too short nor too long for a name.
+
+    Some at a time: no other thread runs while a pattern is searched for.
+    """
+    lines = [piece for piece in pieces if 2 < len(piece) <= LONGEST]
+    found: list[Any] = []
+    for start in range(0, len(lines), SEARCHED):
+        found += pattern.findall("\n".join([*lines[start : start + SEARCHED], ""]))
+    return found
 
 
 def _dots_before(path: str, piece: str) -> str:
