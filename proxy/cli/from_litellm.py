@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from proxy.core.apis.json_steps import as_object
+from proxy.core.tool_table import is_glob
 from proxy.settings.upstreams import OLLAMA
 
 OWN_API: Final = {
@@ -108,6 +109,11 @@ class Conversion:
     models: list[dict[str, Any]] = field(default_factory=list)
     server: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def rules(self) -> dict[str, dict[str, Any]]:
+        """The models' rules by name, in their order."""
+        return {rule["name"]: rule for rule in self.models}
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -329,15 +335,14 @@ def _aliases(conversion: Conversion, settings: Mapping[str, Any]) -> dict[str, s
 
     https://docs.litellm.ai/docs/proxy/configs
     """
-    names = {rule["name"] for rule in conversion.models}
-    aliases = {}
+    rules, aliases = conversion.rules, {}
     for alias, target in _section(settings, ALIASES).items():
         model = target
         if isinstance(target, dict):
             model = target.get("model")
-        if alias in names:
+        if alias in rules:
             conversion.notes.append(f"router_settings.{ALIASES}: {alias} is a model itself")
-        elif not _rule_of(conversion.models, str(model)):
+        elif not _rule_of(rules, str(model)):
             conversion.notes.append(f"router_settings.{ALIASES}: there is no model {model}")
         else:
             aliases[str(alias)] = str(model)
@@ -347,7 +352,7 @@ def _aliases(conversion: Conversion, settings: Mapping[str, Any]) -> dict[str, s
 def _add_aliases(conversion: Conversion, aliases: Mapping[str, str]) -> None:
     """Add a rule for each further name: that of its model, fallbacks included."""
     for alias, model in aliases.items():
-        rule = _rule_of(conversion.models, model)
+        rule = _rule_of(conversion.rules, model)
         conversion.models.append({**deepcopy(rule), "name": alias, "model": rule.get("model", model)})
 
 
@@ -366,14 +371,14 @@ def _fallbacks(settings: Mapping[str, Any], key: str, aliases: Mapping[str, str]
 
 def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]], path: str) -> None:
     """Add the *fallbacks* of the list at *path* to the rules of their models."""
-    rules = {rule["name"]: rule for rule in conversion.models}
+    rules = conversion.rules
     for model, others in _with_default_entries(fallbacks, list(rules)):
         if model not in rules or not isinstance(others, list):
             conversion.notes.append(f"{path}: there is no model {model}")
             continue
         steps = []
         for name in dict.fromkeys(others):
-            if _leads_back(conversion.models, rules[model], name):
+            if _leads_back(rules, rules[model], name):
                 conversion.notes.append(f"{path}: {model} to {name} leads in a circle")
             else:
                 steps.append({"fallback": name})
@@ -389,12 +394,15 @@ def _with_default_entries(fallbacks: Sequence[tuple[str, Any]], models: Sequence
     return own + added
 
 
-def _rule_of(rules: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:
-    """Return the first of the *rules* that is for *model*; an empty one if there is none."""
-    return next((rule for rule in rules if fnmatch.fnmatchcase(model, rule["name"])), {})
+def _rule_of(rules: Mapping[str, Mapping[str, Any]], model: str) -> Mapping[str, Any]:
+    """Return the first of the *rules* by name that is for *model*; an empty one if there is none."""
+    if model in rules:  # names come before patterns
+        return rules[model]
+    globs = (rule for name, rule in rules.items() if is_glob(name) and fnmatch.fnmatchcase(model, name))
+    return next(globs, {})
 
 
-def _leads_back(rules: Sequence[Mapping[str, Any]], rule: Mapping[str, Any], name: str) -> bool:
+def _leads_back(rules: Mapping[str, Mapping[str, Any]], rule: Mapping[str, Any], name: str) -> bool:
     """True if *rule* is that of the model *name*, or of a model that its fallbacks lead to."""
     waiting, visited = [name], set()
     while waiting:

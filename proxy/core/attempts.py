@@ -181,16 +181,21 @@ def lowering(overflow: Overflow, lower: LowerOutput) -> LowerOutput:
     return lower
 
 
-def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
+def fallback_cycle(start: str, steps_of: Callable[[str], Sequence[str]], finished: set[str]) -> tuple[str, ...]:
     """Return a path by fallbacks from *start* that ends in one of its own models; empty if there is no cycle.
 
-    *steps_of* returns the fallbacks of a model.
+    *steps_of* returns the fallbacks of a model. Models that lead to no cycle are added to *finished*.
     """
-    paths: list[tuple[str, ...]] = [(start,)]
-    while paths:
-        path = paths.pop()
-        for step in steps_of(path[-1]):
-            if step in path:
-                return (*path, step)
-            paths.append((*path, step))
+    # Each model is entered once: models that have each other's fallbacks have more paths than can be walked.
+    path, left = {start: None}, [iter(steps_of(start))]
+    while path:
+        step = next(left[-1], None)
+        if step is None:
+            finished.add(path.popitem()[0])
+            left.pop()
+        elif step in path:
+            return (*path, step)
+        elif step not in finished:
+            path[step] = None
+            left.append(iter(steps_of(step)))
     return ()

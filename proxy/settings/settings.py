@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,7 +22,6 @@ from proxy.settings.field_types import (
 )
 from proxy.settings.injected import InjectedTexts
 from proxy.settings.packaged_data import litellm_providers
-from proxy.settings.problems import Path
 from proxy.settings.server import Server, Store
 from proxy.settings.tools import Tools
 from proxy.settings.upstreams import OLLAMA, Model, OverflowRule, Upstream
@@ -65,6 +64,9 @@ class Telemetry(Section):
     advice: bool = Field(default=True, description="Log once what fills a conversation that is nearly full.")
     page: Page = Page.defaults()
 
+
+_SHOWN_MODELS: Final = 5
+"""Models of a circle of fallbacks that a problem names."""
 
 NO_RULE: Final = Model(name="*")
 """The rule for models that no configured rule matches."""
@@ -157,25 +159,20 @@ class Settings(Section):
             yield ("models", index, "num_ctx"), message, remedy
 
     def _bad_fallbacks(self) -> Iterator[FieldProblem]:
+        rule_of = cache(self.model)
+        finished: set[str] = set()
+        reported: set[str] = set()
         for index, rule in enumerate(self.models):
             path = ("models", index, "overflow")
             if len(set(rule.steps)) < len(rule.steps):
                 yield path, "a step stands there twice", "Name each once."
-            yield from islice(self._fallback_cycles(rule, path), 1)
-
-    def _fallback_cycles(self, rule: Model, path: Path) -> Iterator[FieldProblem]:
-        for name in rule.fallbacks:
-            cycle = self._cycle_of(rule, name)
-            if cycle:
+            cycles = ((name, _cycle_of(rule, name, rule_of, finished)) for name in rule.fallbacks)
+            name, cycle = next((found for found in cycles if found[1]), ("", ()))
+            if cycle and reported.isdisjoint(cycle):
+                shown = " -> ".join(cycle[:_SHOWN_MODELS])
                 remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."
-                yield path, f"the fallbacks lead in a circle: {' -> '.join(cycle)} -> ...", remedy
-
-    def _cycle_of(self, rule: Model, name: str) -> tuple[str, ...]:
-        """Return the models in the cycle that the fallback *name* of *rule* starts; empty if it starts none."""
-        cycle = (name, *fallback_cycle(name, lambda model: self.model(model).fallbacks)[1:])
-        if self.model(name) is not rule and len(cycle) == 1:
-            return ()
-        return tuple(dict.fromkeys((rule.name, *cycle)))
+                yield path, f"the fallbacks lead in a circle: {shown} -> ...", remedy
+            reported.update(cycle)
 
     def _unreachable_rules(self) -> Iterator[FieldProblem]:
         for index, rule in enumerate(self.models):
@@ -186,6 +183,19 @@ class Settings(Section):
                     f"{rule.name!r} is never reached: {hiding[0].name!r} stands before it and matches the same models"
                 )
                 yield ("models", index, "name"), message, "The first match wins: move it up, or take it out."
+
+
+def _cycle_of(rule: Model, name: str, rule_of: Callable[[str], Model], finished: set[str]) -> tuple[str, ...]:
+    """Return the models in the cycle that the fallback *name* of *rule* starts; empty if it starts none.
+
+    *rule_of* returns a model's rule. Models that lead to no cycle are added to *finished*.
+    """
+    cycle: tuple[str, ...] = (name,)
+    if name not in finished:
+        cycle = (name, *fallback_cycle(name, lambda model: rule_of(model).fallbacks, finished)[1:])
+    if rule_of(name) is not rule and len(cycle) == 1:
+        return ()
+    return tuple(dict.fromkeys((rule.name, *cycle)))
 
 
 def bad_references(names: Sequence[str], default: str, used: Mapping[int, str]) -> Iterator[FieldProblem]:

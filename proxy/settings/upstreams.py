@@ -14,6 +14,7 @@ from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, REWRITT
 from proxy.core.models import name_at_upstream
 from proxy.core.overflow.rules import BadRule, code_name, phrase_regex
 from proxy.core.request import TaskSize
+from proxy.core.tool_table import is_glob
 from proxy.settings.field_types import (
     BaseUrl,
     FieldProblem,
@@ -255,7 +256,7 @@ class Model(Section):
 
     def matches(self, model: str) -> bool:
         """True if this rule is for *model*; case matters."""
-        return self.name == model or fnmatch.fnmatchcase(model, self.name)
+        return self.name == model or (is_glob(self.name) and fnmatch.fnmatchcase(model, self.name))
 
     def name_at_upstream(self, model: str) -> str:
         """Return the upstream's name of *model*, which this rule is for."""

@@ -40,9 +40,17 @@ def test_input_and_output_together() -> None:
 def test_loops_are_found() -> None:
     """A way back to any model on it is a loop, however long; a tree is none."""
     steps = {"a": ("b", "c"), "b": ("c",), "c": (), "x": ("y",), "y": ("z",), "z": ("y",), "me": ("me",)}
-    assert fallback_cycle("a", steps.__getitem__) == ()
-    assert fallback_cycle("x", steps.__getitem__) == ("x", "y", "z", "y")
-    assert fallback_cycle("me", steps.__getitem__) == ("me", "me")
+    assert fallback_cycle("a", steps.__getitem__, set()) == ()
+    assert fallback_cycle("x", steps.__getitem__, set()) == ("x", "y", "z", "y")
+    assert fallback_cycle("me", steps.__getitem__, set()) == ("me", "me")
+
+
+def test_many_paths_are_not_walked_one_by_one() -> None:
+    """Forty models that each fall back to all behind them have 2**38 paths, and a way back at the end is found."""
+    steps = {str(number): [str(other) for other in range(number + 1, 40)] for number in range(40)}
+    assert fallback_cycle("0", steps.__getitem__, set()) == ()
+    steps["39"] = ["7"]
+    assert fallback_cycle("0", steps.__getitem__, set())[-1] == "7"
 
 
 @pytest.mark.parametrize(

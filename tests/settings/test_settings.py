@@ -160,6 +160,14 @@ def test_fallbacks_that_lead_nowhere_are_refused(tmp_path, models, message):
     assert any(message in str(problem) for problem in problems(tmp_path, text))
 
 
+def test_a_long_circle_is_one_short_problem(tmp_path):
+    """Hundreds of models that fall back to each other are not a problem each with all names."""
+    rules = [f"{{name: m{n}, overflow: [{{fallback: m{(n + 1) % 300}}}]}}" for n in range(300)]
+    text = f"upstreams: [{{name: u, base_url: 'http://h'}}]\nmodels: [{', '.join(rules)}]\n"
+    (problem,) = problems(tmp_path, text)
+    assert "lead in a circle: m0 -> m1 -> m2 -> m3 -> m4 -> ..." in str(problem)
+
+
 @pytest.mark.parametrize(
     ("models", "provider", "message"),
     [
