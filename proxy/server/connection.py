@@ -10,7 +10,7 @@ client that leaves cancels the task, and with it the call of the upstream.
 
 A client repeats the same head, byte for byte but for the length of its body. Such a head is compared (``RepeatedHead``)
 and not parsed, and the body bypasses the parser. The loop is woken when the body is complete. If that takes longer than
-``_GRACE``, or if the body is long, it is read as it arrives instead, under its limits and deadlines.
+``GRACE``, or if the body is long, it is read as it arrives instead, under its limits and deadlines.
 
 That is possible only while the parser is between two requests, which it does not report. So ``_fed`` counts the bytes
 that it got of the request that begins with ``_opening``, and the next request checks whether they were exactly one
@@ -42,8 +42,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import StreamReader, web
@@ -54,9 +56,17 @@ from msgspec import structs
 
 from proxy.core.http_headers import LONGEST_HEAD, read_head
 from proxy.server.access import Caller
-from proxy.server.closing_answers import HEAD_TOO_LARGE, UNREADABLE
+from proxy.server.closing_answers import FULL, HEAD_TOO_LARGE, OUT_OF_DESCRIPTORS, UNREADABLE
 from proxy.server.config import Limits
-from proxy.server.incoming import HeadLimit, IncomingRequest, RepeatedHead, is_head_too_large, repeated_head
+from proxy.server.incoming import (
+    ArrivingBody,
+    HeadLimit,
+    IncomingRequest,
+    RepeatedHead,
+    is_head_too_large,
+    parsed_request,
+    repeated_head,
+)
 from proxy.server.response import ResponseWriter
 from proxy.tasks import Faults
 
@@ -71,19 +81,12 @@ _PIPELINED: Final = 2
 aiohttp's 32 (https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py) would be 32 heads in memory.
 """
 
-_BUFFER: Final = 2**16
-"""Bytes of a body that are buffered; twice as many unread ones pause the connection."""
-
-_GRACE: Final = 0.02
-"""Seconds to wait for the rest of a body before the handler is called: most bodies arrive whole within them."""
-
 _MOST_EXPECTED: Final = 2**20
 """Bytes of the longest body that may bypass the parser; a longer one is counted against the limits as it arrives.
 
-Uncounted is only what all connections can receive within ``_GRACE``. A long agent session has 400 KB; the parser would
+Uncounted is only what all connections can receive within ``GRACE``. A long agent session has 400 KB; the parser would
 copy it once more, which takes 0.3 ms.
 """
-
 
 _MOMENT: Final = 1.0
 """Seconds since its last answer, or its beginning, in which a connection may bring a request at any time."""
@@ -97,14 +100,11 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        "_arriving",
-        "_expected",
+        "_body",
         "_faults",
         "_fed",
         "_first",
-        "_grace",
         "_idle_since",
-        "_missing",
         "_most",
         "_opening",
         "_refusals",
@@ -136,10 +136,7 @@ class Connection(web.RequestHandler):
         self._fed = 0
         self._first: tuple[IncomingRequest, Caller] | None = None
         self._repeated: tuple[RepeatedHead, Caller] | None = None
-        self._expected: list[bytes | memoryview] = []
-        self._grace: asyncio.TimerHandle | None = None
-        self._arriving: StreamReader | None = None
-        self._missing = 0
+        self._body: ArrivingBody | None = None
         self._idle_since = self._loop.time()
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py.
@@ -149,16 +146,15 @@ class Connection(web.RequestHandler):
 
     def answer_with(self, handle: Handler) -> None:
         """Have *handle* answer the next request, and check its sender again."""
-        if self._grace is not None:  # the body of a repeated head is arriving
-            self._grace.cancel()
-            self._begin_incomplete(self._missing + sum(map(len, self._expected)))
+        if self._body is not None:
+            self._body.stream()  # before the head is forgotten with which its request begins
         self.handle = handle
         self.caller = self._first = self._repeated = None
 
     @property
     def idle(self) -> bool:
         """True if no request is waiting or answered on it; one may be arriving."""
-        return self.request is None and not self._messages and not self._expected
+        return self.request is None and not self._messages and self._body is None
 
     @property
     def expects_request(self) -> bool:
@@ -201,8 +197,8 @@ class Connection(web.RequestHandler):
         """Begin or continue a request with *data*, which is empty if reading resumes after a pause."""
         if self._close:
             return  # the connection is ending
-        if self._missing > 0:
-            data = self._body_received(data)
+        if self._body is not None:
+            data = self._body_received(self._body, data)
         if data and self.request is None and not self._messages:
             try:
                 if (not self._fed or self._has_ended()) and self._begin_repeated(data):
@@ -240,13 +236,12 @@ class Connection(web.RequestHandler):
         end = start + length
         self._opening = b""
         self.caller = caller
-        self._missing = end - len(data)
-        if self._missing <= 0:
-            self._wake(length, data[start:end], EMPTY_PAYLOAD)
-        else:
-            self._expected.append(memoryview(data)[start:])  # not copied before it is joined
-            self._grace = self._loop.call_later(_GRACE, self._begin_incomplete, length)
-        if self._missing < 0:
+        if end > len(data):
+            # Not copied before it is joined.
+            self._body = ArrivingBody(memoryview(data)[start:], length, partial(self._wake, length), self)
+            return True
+        self._wake(length, data[start:end], EMPTY_PAYLOAD)
+        if end < len(data):
             self._fed = len(data) - end
             super().data_received(data[end:])
         return True
@@ -260,35 +255,11 @@ class Connection(web.RequestHandler):
         self._messages.append(cast("Any", (request, content)))
         waiter.set_result(None)
 
-    def _begin_incomplete(self, length: int) -> None:
-        """Wake the loop before the body of *length* bytes is complete: from here on it is read as it arrives."""
-        self._grace = None
-        self._arriving = StreamReader(self, _BUFFER, loop=self._loop)
-        for part in self._expected:
-            self._arriving.feed_data(bytes(part))
-        self._expected.clear()
-        self._wake(length, None, self._arriving)
-
-    def _body_received(self, data: bytes) -> bytes:
-        """Add *data* to the body that bypasses the parser. Return the bytes behind it."""
-        part, rest = data[: self._missing], data[self._missing :]
-        self._missing -= len(part)
-        if self._arriving is None:
-            self._expected.append(part)
-        else:
-            self._arriving.feed_data(part)
-        if self._missing:
-            return rest
-        if self._arriving is not None:
-            self._arriving.feed_eof()
-            self._arriving = None
-            return rest
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-        body = b"".join(self._expected)
-        self._expected.clear()
-        self._wake(len(body), body, EMPTY_PAYLOAD)
+    def _body_received(self, body: ArrivingBody, data: bytes) -> bytes:
+        """Add *data* to the *body* that bypasses the parser. Return the bytes behind it."""
+        rest = body.add(data)
+        if body.missing == 0:
+            self._body = None
         return rest
 
     def _process_keepalive(self) -> None:
@@ -300,13 +271,13 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop waiting for a body."""
-        if self._grace is not None:
-            self._grace.cancel()
+        if self._body is not None:
+            self._body.cancel()
         super().connection_lost(exc)
 
     def pause_reading(self) -> None:
         """Stop reading: the buffer of a body is full. Pause the parser, too, if the body comes through it."""
-        if self._arriving is None:
+        if self._body is None:
             super().pause_reading()
             return
         self._reading_paused = True
@@ -394,21 +365,7 @@ class Connection(web.RequestHandler):
         if not isinstance(message, RawRequestMessage):
             self._refuse(message.exc)
             return None
-        declared = message.headers.get("Content-Length")
-        length = None
-        if declared is not None:
-            length = int(declared)
-        return IncomingRequest(
-            self,
-            message.method,
-            message.path,
-            message.version,
-            message.headers,
-            message.raw_headers,
-            not message.should_close,
-            content,
-            length,
-        )
+        return parsed_request(self, message, content)
 
     def _refuse(self, error: HttpProcessingError) -> None:
         """Answer bytes that are no request, and repeat none of them."""
@@ -439,3 +396,124 @@ class Connection(web.RequestHandler):
             async with asyncio.timeout(self._lingering_time):
                 while not content.is_eof():
                     await content.readany()
+
+
+# All connections of a process.
+
+_LEAST_RESERVE: Final = 16
+"""Descriptors that requests under way need at least, for their upstreams and the store."""
+
+_MOST_REFUSED: Final = 256
+"""Refused connections that are open until their clients have read why. A flood of others is closed at once."""
+
+
+def descriptors_short(descriptor: int) -> int:
+    """Return how many connections must be closed if a new one got *descriptor*; 0 if enough descriptors are free.
+
+    The requests under way need a reserve for their upstreams and the store. A new connection gets the lowest free
+    number, so a number inside the reserve shows that all below it are in use. The whole reserve is freed then, because
+    the next connections get low numbers again, which show nothing about the reserve.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    reserve = max(_LEAST_RESERVE, limit // 8)
+    if limit < 0 or descriptor < limit - reserve:
+        return 0
+    return descriptor - (limit - reserve) + reserve
+
+
+class Listener(web.Server):
+    """Makes connections up to the limit, and counts those that it refuses.
+
+    ``refusals`` counts by reason: ``head_too_large``, ``not_http``; ``full`` for a connection above the limit, and
+    ``made_room`` for an idle one that was closed in its favour. ``crowded`` counts connections that came when hardly
+    any descriptor was left, ``accepted`` all. ``open`` are those that are not refused, the oldest first.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits, faults: Faults) -> None:
+        super().__init__(
+            cast("Any", handler),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=limits.keep_alive,
+            lingering_time=2.0,
+            max_line_size=limits.header,
+            max_field_size=limits.header,
+            max_headers=limits.fields,
+            auto_decompress=False,
+        )
+        self.refusals: Counter[str] = Counter()
+        options = {"loop": asyncio.get_running_loop(), **self._kwargs}
+        self._make = partial(Connection, self, faults=faults, refusals=self.refusals, limits=limits, **options)
+        self._handler = handler
+        self._most = limits.connections
+        self.open: dict[Connection, None] = {}
+        self._leaving: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self.accepted = 0
+        self.crowded = 0
+
+    def connect(self) -> Connection:
+        """Return a new connection: the factory for the event loop. aiohttp's own makes another class."""
+        return self._make(handle=self._handler)
+
+    def answer_with(self, handler: Handler) -> None:
+        """Have *handler* answer from now on, also on open connections, which check their next sender again."""
+        self._handler = handler
+        for connection in self.connections:
+            cast("Connection", connection).answer_with(handler)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Add a connection. Above the limit the oldest idle one is closed, or else the new one is refused.
+
+        The same holds for descriptors: without any left uvloop drops new connections silently, and asyncio tries to
+        accept them again without end.
+        """
+        super().connection_made(handler, transport)
+        self.accepted += 1
+        short = descriptors_short(transport.get_extra_info("socket").fileno())
+        crowded = short > 0
+        self.crowded += crowded
+        has_room = len(self.open) < self._most and not crowded
+        while not has_room or len(self._leaving) < short:
+            if not self._make_room():
+                break
+            has_room = True
+        if has_room:
+            self.open[cast("Connection", handler)] = None
+            return
+        self.refusals["full"] += 1
+        self._refuse(cast("Connection", handler), crowded=crowded)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Remove a connection."""
+        self.open.pop(cast("Connection", handler), None)
+        self._leaving.discard(cast("Connection", handler))
+        self._refused.discard(cast("Connection", handler))
+        super().connection_lost(handler, exc)
+
+    def end_idle(self) -> None:
+        """End in order all connections on which no request is under way."""
+        for connection in list(self.open):
+            connection.end_if_idle()
+
+    def _refuse(self, connection: Connection, *, crowded: bool) -> None:
+        """Answer a new connection with 503, and close it at once if it is *crowded* or if many have been refused."""
+        answer = FULL
+        if crowded:
+            answer = OUT_OF_DESCRIPTORS
+        connection.refuse(answer)
+        if crowded or len(self._refused) >= _MOST_REFUSED:
+            connection.force_close()
+        else:
+            self._refused.add(connection)
+
+    def _make_room(self) -> bool:
+        """Close the oldest idle connection. Return False if none is idle."""
+        idle = next((connection for connection in self.open if connection.idle), None)
+        if idle is None:
+            return False
+        del self.open[idle]
+        self._leaving.add(idle)
+        self.refusals["made_room"] += 1
+        idle.force_close()
+        return True

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion, StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
@@ -56,6 +57,27 @@ class IncomingRequest(msgspec.Struct):
     def transport(self) -> asyncio.Transport | None:
         """The client's connection, or None once it is lost."""
         return self.protocol.transport
+
+
+def parsed_request(
+    connection: web.RequestHandler, message: RawRequestMessage, content: StreamReader
+) -> IncomingRequest:
+    """Return the request of *connection* that begins with the parsed *message*."""
+    declared = message.headers.get("Content-Length")
+    length = None
+    if declared is not None:
+        length = int(declared)
+    return IncomingRequest(
+        connection,
+        message.method,
+        message.path,
+        message.version,
+        message.headers,
+        message.raw_headers,
+        not message.should_close,
+        content,
+        length,
+    )
 
 
 class RepeatedHead(msgspec.Struct, frozen=True):
@@ -149,6 +171,68 @@ def is_head_too_large(error: HttpProcessingError) -> bool:
 
 
 # The body.
+
+_BUFFER: Final = 2**16
+"""Bytes of a body that are buffered; twice as many unread ones pause the connection."""
+
+GRACE: Final = 0.02
+"""Seconds to wait for the rest of a body before the handler is called: most bodies arrive whole within them."""
+
+
+class ArrivingBody:
+    """A body of *length* bytes that bypasses the parser, from its *first* bytes until ``missing`` is 0.
+
+    *wake* is called once: with the whole body, if that arrives within ``GRACE``, else with its content, which is read
+    as it arrives and may pause *connection*.
+    """
+
+    def __init__(
+        self,
+        first: memoryview,
+        length: int,
+        wake: Callable[[bytes | None, StreamReader], None],
+        connection: BaseProtocol,
+    ) -> None:
+        self.missing = length - len(first)
+        self._parts: list[bytes | memoryview] = [first]
+        self._wake = wake
+        self._connection = connection
+        self._content: StreamReader | None = None
+        self._grace = asyncio.get_running_loop().call_later(GRACE, self.stream)
+
+    def add(self, data: bytes) -> bytes:
+        """Add *data*. Return the bytes behind the body."""
+        part, rest = data[: self.missing], data[self.missing :]
+        self.missing -= len(part)
+        if self._content is not None:
+            self._content.feed_data(part)
+        else:
+            self._parts.append(part)
+        if self.missing == 0:
+            self._end()
+        return rest
+
+    def stream(self) -> None:
+        """Have what is missing read as it arrives."""
+        if self._content is not None:
+            return
+        self.cancel()
+        self._content = StreamReader(self._connection, _BUFFER, loop=asyncio.get_running_loop())
+        for part in self._parts:
+            self._content.feed_data(bytes(part))
+        self._parts.clear()
+        self._wake(None, self._content)
+
+    def cancel(self) -> None:
+        """Wait no longer for the whole body."""
+        self._grace.cancel()
+
+    def _end(self) -> None:
+        if self._content is not None:
+            self._content.feed_eof()
+            return
+        self.cancel()
+        self._wake(b"".join(self._parts), EMPTY_PAYLOAD)
 
 
 class Progress:

@@ -13,8 +13,8 @@ from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, OwnRoutes, no_routes
 from proxy.server.admission import Drain
 from proxy.server.config import Metrics, Observe, Route, ServerConfig, Status
+from proxy.server.connection import Listener
 from proxy.server.handler import Handler
-from proxy.server.listener import Listener
 from proxy.server.models import Models
 from proxy.tasks import Faults
 
@@ -146,7 +146,9 @@ class Server:
         """End connections in order as soon as they are not used any more."""
         await _read_waiting()
         while self._listener is not None:
-            self._listener.end_unused()
+            for connection in list(self._listener.open):
+                if not connection.expects_request:
+                    connection.end_if_idle()
             await asyncio.sleep(_UNUSED_SECONDS)
 
     async def stop_listening(self) -> None:
@@ -161,7 +163,7 @@ class Server:
         for sockets in self._sockets:
             sockets.close()
         for _ in range(_LOOKS):
-            if not self._listener.expects_requests():
+            if not any(connection.expects_request for connection in self._listener.open):
                 break
             await asyncio.sleep(_LAST_SECONDS / _LOOKS)
         await _read_waiting()
@@ -186,7 +188,9 @@ class Server:
         for close_socket in list(self._drain.socket_closers):
             close_socket()
         if self._listener is not None:
-            self._listener.close_idle()
+            for connection in list(self._listener.open):
+                if connection.idle:
+                    connection.force_close()
             await self._listener.shutdown(0.5)
 
 

@@ -118,12 +118,16 @@ class Hook:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request: its name, and the bodies of one conversation, of which the last one is counted."""
+    """One kind of request: its name, and the bodies of one conversation, of which the last one is counted.
+
+    With *connects* that is the first one of a connection, otherwise its head repeats an earlier one.
+    """
 
     name: str
     model: str
     conversations: tuple[tuple[int, ...], ...]
     agent: bool = True
+    connects: bool = False
 
     def bodies(self, number: int) -> Iterator[bytes]:
         """The requests of conversation *number*, in order."""
@@ -136,6 +140,7 @@ class Kind:
 
 KINDS = (
     Kind("fits", "roomy", ((1, 1), (1, 1), (1, 1)), agent=False),
+    Kind("fits_first", "roomy", ((1, 1), (1, 1), (1, 1)), agent=False, connects=True),
     Kind("counted", "small", ((13, 14, 15), (13, 14, 15), (13, 14, 15))),
     Kind("compacts", "small", ((2, 26), (2, 26), (2, 26))),
     Kind("follows", "small", ((2, 26, 27), (2, 26, 27), (2, 26, 27))),
@@ -206,7 +211,8 @@ class Client:
         return answer.headers["x-ullage-outcome"]
 
 
-def _measure(hook: Hook, client: Client) -> dict[str, dict[str, int | str]]:
+def _measure(hook: Hook, port: int) -> dict[str, dict[str, int | str]]:
+    client = Client(port)
     found: dict[str, dict[str, int | str]] = {}
     for kind in KINDS:
         ways = []
@@ -216,6 +222,8 @@ def _measure(hook: Hook, client: Client) -> dict[str, dict[str, int | str]]:
                 client.post(body)
             _settle(hook)
             way = hook.way = Way()
+            if kind.connects:
+                client = Client(port)
             outcome = client.post(last)
             _settle(hook)
             hook.way = None
@@ -257,7 +265,7 @@ def _drive(hook: Hook, port: int) -> None:
             except httpx.TransportError:
                 time.sleep(0.05)
         time.sleep(1.0)
-        print(json.dumps(_measure(hook, Client(port))), file=sys.stderr, flush=True)
+        print(json.dumps(_measure(hook, port)), file=sys.stderr, flush=True)
         code = 0
     except Exception:
         traceback.print_exc()
