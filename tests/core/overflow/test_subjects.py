@@ -50,6 +50,7 @@ def test_a_subject_of_something_else(claim: str, before: str) -> None:
         "Unread messages exceed the buffer limit",
         "memory limit exceeded: 9120 MB > 8192 MB",
         "Secret is too long",
+        "the repository exceeds token limits",
         "bufio.Scanner: token too long",
         "the published prefix does not fit in the KV cache",
         "operation token length exceeds allowed limit (5210/4096)",
