@@ -16,9 +16,13 @@ from proxy.core.models import Catalogue
 from proxy.features.settings import summary_lines
 from proxy.settings import Model, Settings, Upstream
 from proxy.tasks import Warn
+from proxy.terminal import fold_lines
 
 CONNECT_SECONDS: Final = 3.0
 """Time in which an upstream has to accept a connection before the operator is warned."""
+
+SUMMARY_INDENT: Final = 13
+"""Columns of the names before the texts of the summary."""
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 """Ports of URLs that name none: https://www.rfc-editor.org/rfc/rfc9110#section-4.2"""
@@ -31,7 +35,7 @@ def print_summary(settings: Settings, catalogue: Catalogue, port: int, store: st
         route = catalogue.resolve(rule.name)
         if rule.window is None and route.source == "table":
             facts[f"window {rule.name}"] = f"{route.window:,} tokens, by the model table"
-    text = settings_summary(settings, facts)
+    text = fold_lines(settings_summary(settings, facts), sys.stderr, SUMMARY_INDENT)
     export = f"export OPENAI_BASE_URL={local_address(settings.server.host, port)}/v1"
     print(f"ullage {configuration.version()}\n{text}\n{export}", file=sys.stderr, flush=True)  # noqa: T201
 

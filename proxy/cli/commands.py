@@ -142,13 +142,14 @@ def check(
         _convert(file)
         return
     from proxy.settings import serving_problem
-    from proxy.startup import settings_summary
+    from proxy.startup import SUMMARY_INDENT, settings_summary
+    from proxy.terminal import fold_lines
 
     settings = settings_of(file, {})
     refusal = serving_problem(settings)
     if refusal is not None:
         fail(REFUSED, f"{file}: would not be served: {refusal}")
-    typer.echo(f"{file}: OK\n{settings_summary(settings, {})}")
+    typer.echo(f"{file}: OK\n{fold_lines(settings_summary(settings, {}), sys.stdout, SUMMARY_INDENT)}")
     _warn_of_memory_instead(settings, file)
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 from urllib.parse import urlsplit
 
 import typer
+
+from proxy.terminal import fold_lines
 
 if TYPE_CHECKING:
     from proxy.settings import Settings, SettingsError
@@ -99,7 +102,7 @@ def _problems(error: SettingsError) -> str:
     total = f"{len(error.problems)} problems."
     if len(error.problems) == 1:
         total = "1 problem."
-    return "\n".join([*map(str, error.problems), total])
+    return fold_lines("\n".join([*map(str, error.problems), total]), sys.stderr)
 
 
 def fail(code: int, message: str) -> NoReturn:
