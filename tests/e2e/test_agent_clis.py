@@ -30,6 +30,7 @@ from proxy.cli.connect import connect
 from tests.conftest import StartProxy, StartStub
 from tests.e2e.test_clients import crossings
 from tests.stub import Answer, Call, Seen, Stub
+from tests.support.process_inspection import kill_all
 
 KEY = "sk-test-0123456789abcdef"
 TASK = "Find out which of the part files mentions ledger 412, then say which one it is."
@@ -178,7 +179,10 @@ async def test_an_agent_works_through_windows(stub: StartStub, proxy: StartProxy
     server = await stub(window=agent.window, wording="anthropic" if agent.program == "claude" else "openai")
     server.script = working(agent)
     front = await proxy(server.url, window=agent.window)
-    done = await asyncio.to_thread(run, name, agent, front.root, tmp_path)
+    try:
+        done = await asyncio.to_thread(run, name, agent, front.root, tmp_path)
+    finally:
+        kill_all(tmp_path)  # Cline leaves a server of its own
     print(f"\n{name}: exit code {done.returncode}, {_summary(server)}")
     assert DONE in done.stdout, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     assert [seen.why for seen in server.chats("invalid")] == []
