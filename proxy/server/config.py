@@ -19,8 +19,10 @@ class Limits(msgspec.Struct, frozen=True):
     part of a relayed JSON body that is read for its model; ``in_flight_bytes`` all request bodies in memory together.
     A body that is read whole must arrive at ``body_rate`` bytes a second or faster on average, a relayed one at
     ``upload_rate``, both without a pause of more than ``body_pause`` seconds. ``header`` bounds one header field,
-    ``head`` a whole request head, ``fields`` their number. ``write`` is the most seconds in which a client may read
-    nothing of its answer, ``idle`` those in which an upstream may read nothing of an upload.
+    ``head`` a whole request head, ``fields`` their number. A connection ends if its first request does not come within
+    ``first_request`` seconds, or the next one within ``keep_alive`` seconds after an answer. ``write`` is the most
+    seconds in which a client may read nothing of its answer, ``idle`` those in which an upstream may read nothing of an
+    upload.
     """
 
     body: int = 64 * 2**20
@@ -31,7 +33,8 @@ class Limits(msgspec.Struct, frozen=True):
     body_pause: float = 10.0
     body_rate: int = 64 * 2**10
     upload_rate: int = 2**10
-    keep_alive: float = 15.0
+    first_request: float = 15.0
+    keep_alive: float = 75.0
     header: int = 32 * 2**10
     head: int = 128 * 2**10
     fields: int = 100

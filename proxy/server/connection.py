@@ -105,6 +105,7 @@ class Connection(web.RequestHandler):
         "_fed",
         "_first",
         "_idle_since",
+        "_keep_alive",
         "_most",
         "_opening",
         "_refusals",
@@ -138,6 +139,7 @@ class Connection(web.RequestHandler):
         self._repeated: tuple[RepeatedHead, Caller] | None = None
         self._body: ArrivingBody | None = None
         self._idle_since = self._loop.time()
+        self._keep_alive = limits.keep_alive
         # aiohttp has no setting for the size of a whole head, nor for how many parsed requests wait:
         # https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/web_protocol.py.
         self._parser = cast("Any", HeadLimit(self._parser, limits.head))
@@ -302,7 +304,7 @@ class Connection(web.RequestHandler):
                 if request is None or not await self._answered(request):
                     break
                 self._idle_since = self._loop.time()
-                self._next_keepalive_close_time = self._idle_since + self._keepalive_timeout
+                self._next_keepalive_close_time = self._idle_since + self._keep_alive
         except asyncio.CancelledError:
             self._waiter = None
             self.force_close()
@@ -434,7 +436,7 @@ class Listener(web.Server):
             cast("Any", handler),
             handler_cancellation=True,
             access_log=None,
-            keepalive_timeout=limits.keep_alive,
+            keepalive_timeout=limits.first_request,
             lingering_time=2.0,
             max_line_size=limits.header,
             max_field_size=limits.header,

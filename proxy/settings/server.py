@@ -46,6 +46,10 @@ class Limits(Section):
         default=128 * 1024, ge=1024, description="Bytes of a request line and its header fields together."
     )
     fields: int = Field(default=100, gt=0, description="Header fields of one request.")
+    keep_alive: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=75.0,
+        description="Seconds after an answer in which a connection stays open: more than any balancer in front.",
+    )
     connections: int = Field(default=2048, gt=0, description="Client connections; beyond, idle ones are closed.")
 
 

@@ -144,7 +144,7 @@ async def test_requests_in_one_go_are_all_answered_in_order():
 )
 async def test_idle_connections_and_trickled_headers_are_cut(start):
     """A connection on which no whole request arrives in time is closed, whether fresh, half sent or used before."""
-    async with running_server(ServerConfig("up", limits=Limits(keep_alive=0.3))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(first_request=0.3, keep_alive=0.3))) as at:
         reader, writer = await at.connect()
         writer.write(start)
         got = await asyncio.wait_for(reader.read(), 60)
@@ -349,7 +349,7 @@ async def test_an_upload_faster_than_it_is_read_is_paused():
 @pytest.mark.slow
 async def test_the_keep_alive_time_does_not_run_while_a_request_is_answered():
     """An answer that takes longer than it arrives on the first request of a connection, and on a repeated one."""
-    async with running_server(ServerConfig("up", limits=Limits(keep_alive=0.5))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(first_request=0.5, keep_alive=0.5))) as at:
 
         async def script(heard, reader, writer):
             await asyncio.sleep(0.7)
@@ -459,7 +459,7 @@ async def test_nothing_is_left_of_an_upload_whose_client_leaves():
 @pytest.mark.slow
 async def test_a_body_that_is_expected_keeps_its_connection_open():
     """Neither the keep-alive time nor the wish to close idle connections ends one whose body is arriving."""
-    async with running_server(ServerConfig("up", limits=Limits(keep_alive=1.0))) as at:
+    async with running_server(ServerConfig("up", limits=Limits(first_request=1.0, keep_alive=1.0))) as at:
         reader, writer = await at.connect()
         writer.write(chat(b"a"))
         assert await answered(reader) == "200"
@@ -502,3 +502,17 @@ async def test_a_client_that_leaves_while_its_body_is_expected_leaves_nothing(ca
         assert len(at.engine.seen) == 1
         assert (await at.chat()).line == "HTTP/1.1 200 OK"
     assert caplog.records == []
+
+
+@pytest.mark.slow
+async def test_a_connection_in_use_is_kept_for_longer_than_one_that_brings_nothing():
+    """A balancer reuses a connection a while after its answer; one without any request is given up before."""
+    async with running_server(ServerConfig("up", limits=Limits(first_request=0.3, keep_alive=30.0))) as at:
+        used, writer = await at.connect()
+        unused, _ = await at.connect()
+        writer.write(chat(b"a"))
+        assert await answered(used) == "200"
+        assert await asyncio.wait_for(unused.read(), 60) == b""
+        await asyncio.sleep(0.6)
+        writer.write(chat(b"b"))
+        assert await answered(used) == "200"
