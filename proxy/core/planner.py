@@ -81,6 +81,13 @@ LOSSY = frozenset({"drop", "clip"})
 LEAST_RESERVE = 32
 """Divisor of the window: the least reserve for the answer to a request that names no output figure."""
 
+MANY_CALLS = 1_000
+"""Calls and results of one round above which a request that cannot fit is refused before its view is written.
+
+Agents call some dozens of tools at once. To write a view of thousands, only to refuse it, takes three times as long as
+all that is done before (decision 36).
+"""
+
 
 def decide(measured: MeasuredRequest, policy: Policy, progress: Progress = START) -> Decision:
     """Return what to send for *measured*, or what is missing to decide that."""
@@ -127,6 +134,9 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
     target = measured.target
     if is_left_to_provider(measured, lookup.record):
         return Forward(verbatim(measured, lookup.layout))
+    refused = refused_unwritten(measured, policy, lookup.layout)
+    if refused is not None:
+        return refused
     if lookup.requested and not target.dry_run:
         share = target.share
         if share is None:
@@ -401,6 +411,28 @@ def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int
 
 
 # Refusals.
+
+
+def refused_unwritten(measured: MeasuredRequest, policy: Policy, layout: Layout) -> Reject | None:
+    """Return the refusal of a request whose newest round has thousands of calls and cannot fit, however it is cut.
+
+    None for every other request. The error states the tokens that no view goes below, and the report those of the
+    client's own bytes.
+    """
+    if measured.target.max_loss != "any" or not layout.cuts or measured.counts.total <= measured.budget.window:
+        return None
+    newest = measured.parsed.items[layout.cuts[-1] :]
+    if sum(len(item.calls) + len(item.answers) for item in newest) <= MANY_CALLS:
+        return None
+    least = measured.budget_for(structs.replace(measured.target, keep_addition=False))
+    reserve = least.window // LEAST_RESERVE
+    minimum = measured.schedule(policy, layout, least).minimum_tokens() - least.quantised_fixed + least.fixed
+    guessed = sum(item.guess for item in newest)
+    view = verbatim(measured, layout)
+    smallest = structs.replace(view, budget=least, counted=minimum)
+    if minimum - guessed <= least.input_budget(reserve) or not is_certain(smallest, reserve):
+        return None
+    return Reject(refusal(smallest, measured.budget.reserve), view)
 
 
 def guessed_tokens(view: CountedView) -> int:

@@ -48,12 +48,14 @@ class TextToolFormat(msgspec.Struct, frozen=True):
     """The ways in which clients write calls and results as text: patterns, and beginnings of parts that clients add.
 
     A pattern may have the groups ``name`` and ``arguments``: the tool's name, and the beginning of JSON that holds its
-    arguments or, in the members ``name`` and ``arguments``, both.
+    arguments or, in the members ``name`` and ``arguments``, both. ``any_result`` matches if one of ``result_patterns``
+    does, if it is not None.
     """
 
     call_patterns: tuple[re.Pattern[str], ...] = ()
     result_patterns: tuple[re.Pattern[str], ...] = ()
     added_prefixes: tuple[str, ...] = ()
+    any_result: re.Pattern[str] | None = None
 
     def find_calls(self, text: str) -> list[tuple[str, str]]:
         """Return name and arguments (JSON) of each call in a model's *text*, by pattern and not in the text's order."""
@@ -80,17 +82,20 @@ class TextToolFormat(msgspec.Struct, frozen=True):
 
     def _match_result(self, text: str) -> re.Match[str] | None:
         start = _text_start(text, self._added_end(text))
+        end = start + _BEGINNING
+        if self.any_result is not None and not self.any_result.match(text, start, end):
+            return None  # nearly all texts, and each pattern is a further call
         for pattern in self.result_patterns:
-            if match := pattern.match(text, start, start + _BEGINNING):
+            if match := pattern.match(text, start, end):
                 return match
         return None
 
     def _added_end(self, text: str) -> int:
         """Return the end of the block that the client added at the beginning of *text*; 0 if there is none."""
         start = _text_start(text, 0)
-        prefix = next((prefix for prefix in self.added_prefixes if text.startswith(prefix, start)), "")
-        if not prefix:
+        if not text.startswith(self.added_prefixes, start):
             return 0
+        prefix = next(prefix for prefix in self.added_prefixes if text.startswith(prefix, start))
         closing = prefix.replace("<", "</", 1)
         end = text.find(closing, start, start + _MOST_ADDED)
         if end < 0:
@@ -126,6 +131,8 @@ NO_TEXT_FORMAT = TextToolFormat()
 
 def _text_start(text: str, start: int) -> int:
     """Return the index in *text* behind the white space at *start*."""
+    if not text[start : start + 1].isspace():
+        return start
     beginning = text[start : start + _BEGINNING]
     return start + len(beginning) - len(beginning.lstrip())
 

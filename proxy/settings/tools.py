@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.lazy_pattern import any_pattern, lazy_pattern
 from proxy.core.tool_table import Keys, Kind, TalkRules, TodoRules, Tool, ToolMap, WorkRules
 from proxy.core.written_calls import TextToolFormat
 from proxy.settings.field_types import FilePath, Section, SomeSection, SplitText
@@ -127,6 +127,7 @@ def tool_map(tools: ToolTable) -> ToolMap:
         _compiled(table.written.calls, re.MULTILINE | re.DOTALL),
         _compiled(table.written.results),
         table.written.added,
+        any_pattern(table.written.results),
     )
     tools_by_name = {name: _tool(rule) for name, rule in table.map.items()}
     return ToolMap(tools_by_name, table.protected, keys, text_format, _work(table.work))

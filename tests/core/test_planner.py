@@ -28,7 +28,7 @@ from proxy.core.decisions import (
     Written,
 )
 from proxy.core.models import Route
-from proxy.core.planner import decide
+from proxy.core.planner import MANY_CALLS, decide, refused_unwritten
 from proxy.core.request import Request
 from tests.support.conversation_strategies import agent_sessions
 from tests.support.engine_fixtures import POLICY, TENANT, UNSHRUNK, DictRecords, Replica, chat_body, tool_map_of_package
@@ -281,16 +281,43 @@ def test_a_policy_without_stages_refuses_or_forwards() -> None:
     assert isinstance(final, Reject)
 
 
+def parallel_calls(number: int) -> list[Message]:
+    """One round of so many calls and their results."""
+    calls = [{"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in range(number)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+    return [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
+
+
 def test_a_newest_round_that_cannot_fit_is_refused_at_once() -> None:
     """Where no try can help, none is made: one block is written, and the refusal says what is too large."""
-    calls = [{"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in range(2_000)]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
-    messages = [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
-    request, blocks = measured(messages), 0
+    request, blocks = measured(parallel_calls(MANY_CALLS // 2), window=2_000), 0
     compactions, progress = Replica(DictRecords()).compactions, looked_up(request)
     decision = decide(request, PLANNING, progress)
     while isinstance(decision, NeedBlock):
         blocks += 1
         decision = decide(request, PLANNING, asyncio.run(compactions.write(request, decision)))
     assert isinstance(decision, Reject)
-    assert blocks <= 1
+    assert blocks == 1
+
+
+def test_thousands_of_calls_that_cannot_fit_are_refused_unwritten() -> None:
+    """No facts are read and no block is written; the error states what no view goes below."""
+    request = without_facts(measured(parallel_calls(MANY_CALLS)))
+    decision = decide(request, PLANNING, looked_up(request))
+    assert isinstance(decision, Reject)
+    assert decision.error.largest == "newest messages"
+    assert WINDOW < decision.error.tokens < request.counts.total
+    assert decision.view.body == request.request.body
+
+
+@pytest.mark.parametrize("change", ["window", "stated_window", "max_loss"])
+def test_thousands_of_calls_are_not_refused_unwritten_if(change: str) -> None:
+    """Another view may fit: in a larger window, in one that nobody stated, and in that of a fallback."""
+    request = measured(parallel_calls(MANY_CALLS))
+    if change == "window":
+        request = measured(parallel_calls(MANY_CALLS), window=1_000_000)
+    elif change == "stated_window":
+        request = structs.replace(request, known=structs.replace(request.known, stated_window=None))
+    else:
+        request = structs.replace(request, target=CompactionTarget(max_loss="no_drop"))
+    assert refused_unwritten(request, PLANNING, request.lay_out()) is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.apis.json_scan import Field, Span, elements, members
+from proxy.core.apis.json_scan import Field, Span, elements, members, members_at
 from proxy.core.apis.json_steps import (
     ONE_CALL,
     UNREADABLE,
@@ -289,16 +289,17 @@ def locate(source: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Span]]:
             else:
                 deeper.setdefault(path[depth], []).append(path)
         if deeper:
-            spans = _children(source, start, end)
+            spans = _children(source, start)
             stack += [(depth + 1, spans[key], below) for key, below in deeper.items()]
 
 
-def _children(source: str, start: int, end: int) -> Mapping[str | int, Span]:
+def _children(source: str, start: int) -> Mapping[str | int, Span]:
     """Return the span of each member or element of the object or list at *start*, by key or index."""
     if source[start] == "{":
-        return {field.key: (start + field.start, start + field.end) for field in members(source[start:end])}
-    spans, _ = elements(source[start:end], 0)
-    return {index: (start + first, start + last) for index, (first, last) in enumerate(spans)}
+        fields, _ = members_at(source, start)
+        return {field.key: (field.start, field.end) for field in fields}
+    spans, _ = elements(source, start)
+    return dict(enumerate(spans))
 
 
 def common_cap(sizes: Sequence[int], room: int) -> int:

@@ -119,22 +119,21 @@ def members(text: str) -> list[Field]:
 
     Accepts what the standard parser accepts (lone surrogates, NaN). Raises ``ValueError`` if it is no object.
     """
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
+    start = _skip(text, 0)
+    if text[start : start + 1] != "{":
         raise ValueError("not a JSON object")
-    fields: list[Field] = []
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == "}":
-        at = _skip(text, at + 1)
-    else:
-        at = _read_members(text, at, fields)
-    if at != len(text):
-        raise ValueError(f"nothing was expected behind character {at}")
+    fields, end = members_at(text, start)
+    if end != len(text):
+        raise ValueError(f"nothing was expected behind character {end}")
     return fields
 
 
-def _read_members(text: str, at: int, fields: list[Field]) -> int:
-    """Append the members of an object to *fields*, the first one at *at*; return the offset behind the object."""
+def members_at(text: str, start: int) -> tuple[list[Field], int]:
+    """Return the members of the JSON object at *start*, as ``members``, and the offset of what follows it."""
+    fields: list[Field] = []
+    at = _skip(text, start + 1)
+    if text[at : at + 1] == "}":
+        return fields, _skip(text, at + 1)
     closing = ""
     while closing != "}":
         field = _read_member(text, at)
@@ -143,7 +142,7 @@ def _read_members(text: str, at: int, fields: list[Field]) -> int:
         if behind is None:
             raise ValueError(f"',' was expected at character {field.end}")
         closing, at = behind[1], behind.end()
-    return at
+    return fields, at
 
 
 def _read_member(text: str, at: int) -> Field:

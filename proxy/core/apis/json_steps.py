@@ -285,7 +285,7 @@ def _write(value: Any, large: set[int], encode: Callable[[Any], str], ordered: b
         members = batch
         if is_object:
             members = list(batch.values())
-        if large.isdisjoint(map(id, members)) and not _large(members):
+        if large.isdisjoint(map(id, members)) and _is_small(members):
             pieces += [encode(batch)[1:-1], ","]
             continue
         for key, member in zip(batch, members, strict=True):
@@ -332,6 +332,24 @@ def _large(value: Any) -> set[int]:
     if left >= 0:
         return set()
     return {name for name, _ in around}
+
+
+def _is_small(value: Any) -> bool:
+    """True if ``_large(value)`` is empty; takes two thirds of its time."""
+    left = MOST
+    waiting = [value]
+    while waiting and left >= 0:
+        node = waiting.pop()
+        kind = type(node)
+        if kind is dict:
+            waiting += node.values()
+            left -= len(node)
+        elif kind is list:
+            waiting += node
+            left -= len(node)
+        elif kind is str:
+            left -= len(node) // _TEXT
+    return left >= 0
 
 
 def _batches(value: Any, ordered: bool) -> Iterator[Any]:
