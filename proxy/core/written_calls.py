@@ -69,7 +69,9 @@ class TextToolFormat(msgspec.Struct, frozen=True):
         texts = [content]
         if isinstance(content, list):
             texts = [_text(part) for part in content]
-        first = next((at for at, text in enumerate(texts) if not self._is_added(text)), len(texts))
+        first = 0
+        while first < len(texts) and self._is_added(texts[first]):
+            first += 1
         if first == len(texts) or not isinstance(texts[first], str):
             return None
         match = self._match_result(texts[first])

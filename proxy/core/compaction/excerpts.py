@@ -277,14 +277,18 @@ class Excerpts:
 
     def user_lines(self) -> list[str]:
         """What is quoted of each of the user's texts, "" for nothing."""
-        return [self._line(at) for at in range(self._users)]
+        return self._lines(0, self._users)
 
     def model_lines(self) -> list[str]:
         """What is quoted of each of the model's texts, "" for nothing."""
-        return [self._line(at) for at in range(self._users, len(self._texts))]
+        return self._lines(self._users, len(self._texts))
 
-    def _line(self, at: int) -> str:
-        return self._line_of(at, self._chosen.get(at, set()))
+    def _lines(self, start: int, end: int) -> list[str]:
+        lines = [""] * (end - start)
+        for at, chosen in self._chosen.items():  # of thousands of texts hardly any is quoted
+            if start <= at < end:
+                lines[at - start] = self._line_of(at, chosen)
+        return lines
 
     def _line_of(self, at: int, chosen: set[int]) -> str:
         if not chosen:

@@ -8,7 +8,7 @@ product's name.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from math import log2
@@ -235,7 +235,7 @@ class Names:
     """
 
     def __init__(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], tokens: int) -> None:
-        self.mentions: dict[float, Counter[str]] = defaultdict(Counter)
+        self.mentions: dict[float, dict[str, int]] = defaultdict(dict)
         self.recency: dict[str, float] = {}
         self.is_chat = not any(calls)
         self._numbers: set[str] = set()
@@ -249,6 +249,8 @@ class Names:
                 self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
             else:
                 self._add(entry.text, WRITTEN[entry.role], recency)
+            if not entry.calls:
+                continue
             for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
                 self._add(called, CALLED, recency)
 
@@ -278,12 +280,18 @@ class Names:
             return
         names: set[str] = set()
         for start in range(0, len(text), WINDOW):
-            if len(names) < MOST_NAMES:
-                names |= self._names_in(text[start : start + WINDOW], is_written=worth > WRITTEN["tool"])
-        self.mentions[worth].update(names)
+            if len(names) >= MOST_NAMES:
+                break
+            window = text[start : start + WINDOW]
+            if window.isalnum() and window.isascii():  # one word, with no date, long figure or name of two words in it
+                names |= self._pieces.names_in({window})
+            else:
+                names |= self._names_in(window, is_written=worth > WRITTEN["tool"])
+        times, newest = self.mentions[worth], self.recency
         # A plain loop: while a dictionary takes in another one with a million names, no other thread runs.
-        for name in names.difference(self.recency):
-            self.recency[name] = recency
+        for name in names:
+            times[name] = times.get(name, 0) + 1
+            newest.setdefault(name, recency)
 
     def _names_in(self, text: str, *, is_written: bool) -> set[str]:
         """Every name in *text*, of at most a window.
