@@ -134,9 +134,11 @@ def _after_lookup(measured: MeasuredRequest, policy: Policy, lookup: LookedUp) -
     target = measured.target
     if is_left_to_provider(measured, lookup.record):
         return Forward(verbatim(measured, lookup.layout))
-    refused = refused_unwritten(measured, policy, lookup.layout)
-    if refused is not None:
-        return refused
+    layout = lookup.layout
+    if layout.cuts and layout.sums[-1] - layout.sums[layout.cuts[-1]] > measured.budget.window:
+        refused = refused_unwritten(measured, policy, layout)
+        if refused is not None:
+            return refused
     if lookup.requested and not target.dry_run:
         share = target.share
         if share is None:
@@ -419,7 +421,7 @@ def refused_unwritten(measured: MeasuredRequest, policy: Policy, layout: Layout)
     None for every other request. The error states the tokens that no view goes below, and the report those of the
     client's own bytes.
     """
-    if measured.target.max_loss != "any" or not layout.cuts or measured.counts.total <= measured.budget.window:
+    if measured.target.max_loss != "any" or not layout.cuts:
         return None
     newest = measured.parsed.items[layout.cuts[-1] :]
     if sum(len(item.calls) + len(item.answers) for item in newest) <= MANY_CALLS:
