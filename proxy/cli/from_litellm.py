@@ -378,7 +378,9 @@ def _add_fallbacks(conversion: Conversion, fallbacks: Sequence[tuple[str, Any]],
             continue
         steps = []
         for name in dict.fromkeys(others):
-            if _leads_back(rules, rules[model], name):
+            if not _rule_of(rules, name):
+                conversion.notes.append(f"{path}: {model} to {name} is left out; there is no model {name}")
+            elif _leads_back(rules, rules[model], name):
                 conversion.notes.append(f"{path}: {model} to {name} leads in a circle")
             else:
                 steps.append({"fallback": name})

@@ -27,7 +27,7 @@ the body's end       --                     --                       woken, or u
 the answer's end     --                     idle; the next request;  its rest is read for a
                                             or closed                while, then closed
 the client leaves    closed                 cancelled                cancelled, or forgotten
-the keep-alive time  closed                 nothing                  nothing
+the keep-alive time  ended in order         nothing                  nothing
 shut-down            ended in order, later  see ``Drain``            see ``Drain``
 ==================== ====================== ======================== ==========================
 
@@ -166,15 +166,17 @@ class Connection(web.RequestHandler):
         # Without a waiter the connection is ending.
         return self._waiter is not None and self._loop.time() - self._idle_since < _MOMENT
 
-    def end_if_idle(self) -> None:
-        """End the connection in order if no request is being read, waiting or answered on it.
+    def end_if_idle(self) -> bool:
+        """End the connection in order if no request is being read, waiting or answered on it. Return True if it ends.
 
         What the client has sent meanwhile is dropped: it sees the end of the connection, and no reset.
         """
         waiter = self._waiter
-        if self.idle and waiter is not None and not waiter.done():
-            self._end_next()
-            waiter.set_result(None)
+        if not self.idle or waiter is None or waiter.done():
+            return False
+        self._end_next()
+        waiter.set_result(None)
+        return True
 
     def refuse(self, answer: bytes) -> None:
         """Answer a new connection before its first request, and end it in order."""
@@ -265,11 +267,19 @@ class Connection(web.RequestHandler):
         return rest
 
     def _process_keepalive(self) -> None:
-        """Close the connection if it has been idle for its time. If it is not idle, look again later."""
-        if self.idle:
-            super()._process_keepalive()
-        else:
+        """End the connection in order if it has been idle for its time. If it is not idle, look again later.
+
+        aiohttp's own closes it at once. A request that the client sends at that moment would be answered by a reset.
+        """
+        self._keepalive_handle = None
+        if self._force_close:
+            return
+        if not self.idle:
             self._keepalive_handle = self._loop.call_later(self._keepalive_timeout, self._process_keepalive)
+        elif self._loop.time() < self._next_keepalive_close_time:
+            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+        else:
+            self.end_if_idle()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop waiting for a body."""
@@ -293,7 +303,7 @@ class Connection(web.RequestHandler):
         try:
             while not self._force_close:
                 if not self._messages:
-                    # ``_waiter`` shows aiohttp that the connection is idle: its keep-alive timer may close it.
+                    # ``_waiter`` shows that the connection is idle: the keep-alive timer may end it.
                     self._waiter = self._loop.create_future()
                     await self._waiter
                     self._waiter = None
@@ -405,8 +415,11 @@ class Connection(web.RequestHandler):
 _LEAST_RESERVE: Final = 16
 """Descriptors that requests under way need at least, for their upstreams and the store."""
 
-_MOST_REFUSED: Final = 256
-"""Refused connections that are open until their clients have read why. A flood of others is closed at once."""
+_MOST_ENDING: Final = 256
+"""Refused connections that are open until their clients have read why, and as many that end in order to make room.
+
+A flood of others is closed at once.
+"""
 
 
 def descriptors_short(descriptor: int) -> int:
@@ -476,8 +489,10 @@ class Listener(web.Server):
         crowded = short > 0
         self.crowded += crowded
         has_room = len(self.open) < self._most and not crowded
+        if crowded:
+            self._close_leaving()
         while not has_room or len(self._leaving) < short:
-            if not self._make_room():
+            if not self._make_room(crowded=crowded):
                 break
             has_room = True
         if has_room:
@@ -504,18 +519,24 @@ class Listener(web.Server):
         if crowded:
             answer = OUT_OF_DESCRIPTORS
         connection.refuse(answer)
-        if crowded or len(self._refused) >= _MOST_REFUSED:
+        if crowded or len(self._refused) >= _MOST_ENDING:
             connection.force_close()
         else:
             self._refused.add(connection)
 
-    def _make_room(self) -> bool:
-        """Close the oldest idle connection. Return False if none is idle."""
+    def _close_leaving(self) -> None:
+        """Close the connections at once that are ending in order: their descriptors are needed."""
+        for connection in list(self._leaving):
+            connection.force_close()
+
+    def _make_room(self, *, crowded: bool) -> bool:
+        """End the oldest idle connection, at once if *crowded* or if many are ending. Return False if none is idle."""
         idle = next((connection for connection in self.open if connection.idle), None)
         if idle is None:
             return False
         del self.open[idle]
         self._leaving.add(idle)
         self.refusals["made_room"] += 1
-        idle.force_close()
+        if crowded or len(self._leaving) > _MOST_ENDING or not idle.end_if_idle():
+            idle.force_close()
         return True

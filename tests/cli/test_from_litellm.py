@@ -106,6 +106,22 @@ def test_the_result_is_a_valid_configuration(tmp_path: Path) -> None:
     assert settings.model("anything").upstream == "openai"
 
 
+def test_a_fallback_that_no_model_serves_is_left_out_by_name() -> None:
+    """LiteLLM has no deployment for such a name and tries the next one; a pattern serves every name that it matches."""
+    models = [{"model_name": name, "litellm_params": {"model": f"openai/{name}"}} for name in ("a", "b", "x/*")]
+    models.append({"model_name": "unusable", "litellm_params": {"model": "hosted_vllm/q"}})
+    settings = {
+        "fallbacks": [{"a": ["typo", "b", "x/1", {"model": "b"}]}],
+        "context_window_fallbacks": [{"b": ["unusable"]}],
+    }
+    conversion = convert({"model_list": models, "litellm_settings": settings})
+    rules = conversion.rules
+    assert rules["a"]["overflow"] == [{"fallback": "b"}, {"fallback": "x/1"}, "compress"]
+    assert "overflow" not in rules["b"]
+    for name in ("typo", "unusable", "{'model': 'b'}"):
+        assert any(f"to {name} is left out" in note for note in conversion.notes), name
+
+
 ODD = """\
 model_list:
   - {model_name: "*", litellm_params: {model: "*"}}

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from proxy.server import Limits, ServerConfig
 from tests.support.file_descriptors import few_descriptors
 from tests.support.server_fixture import eventually, running_server
@@ -18,6 +20,46 @@ async def test_the_oldest_idle_connection_makes_room_for_a_new_one():
         assert await asyncio.wait_for(idle[0][0].read(), 60) == b""
         assert at.server.refusals["made_room"] >= 1
         assert "full" not in at.server.refusals
+
+
+async def dropped(reader, writer):
+    """Send a request on a connection that has ended: a reset would raise an error."""
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    for _ in range(3):
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(writer.drain(), 60)
+        await asyncio.sleep(0.02)
+    return True
+
+
+async def test_a_connection_that_makes_room_ends_in_order():
+    """A request that its client sends at that moment is dropped, and the client sees the end of the connection."""
+    async with running_server(ServerConfig("up", limits=Limits(connections=1))) as at:
+        reader, writer = await at.connect()
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHos")
+        await asyncio.sleep(0.05)
+        assert (await at.ask("GET", "/health/live")).line == "HTTP/1.1 200 OK"
+        assert await dropped(reader, writer)
+        assert at.server.refusals == {"made_room": 1}
+
+
+async def test_many_connections_that_make_room_are_not_all_waited_for():
+    """So many end in order at a time; the others are closed at once, however fast new ones come."""
+    async with running_server(ServerConfig("up", limits=Limits(connections=1))) as at:
+        clients = [await at.connect() for _ in range(400)]
+        assert await eventually(lambda: at.server.refusals["made_room"] == 399)
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in clients[:-1]]
+        assert await asyncio.wait_for(asyncio.gather(*ended), 60) == [b""] * 399
+        assert await eventually(lambda: len(at.server._listener.connections) <= 257)
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /v1/models HTTP/1.1\r\nHos"])
+async def test_a_connection_whose_time_is_over_ends_in_order(start):
+    """A request that crosses with the end of an idle connection is dropped: nothing is reset."""
+    async with running_server(ServerConfig("up", limits=Limits(first_request=0.2, keep_alive=0.2))) as at:
+        reader, writer = await at.connect()
+        writer.write(start)
+        assert await dropped(reader, writer)
 
 
 async def test_a_connection_too_many_is_refused_readably():
