@@ -110,7 +110,7 @@ _LONGEST_EMPTY: Final = max(map(len, EMPTY))
 
 _HINT_WORDS: Final = (
     "summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|recap|extract|continu(?:ing|ation)"
-    "|out of context|write down|record all|note to|progress report|brief|dump|zusammen|resum|riassum"
+    "|out of context|write down|record all|note to|progress report|leave yourself|brief|dump|zusammen|resum|riassum"
 )
 _HINT_FOREIGN: Final = (
     *("résum", "Résum", "总结", "摘要", "压缩", "概括", "交接", "要約", "まとめ", "요약"),
@@ -321,7 +321,8 @@ _SUMMARY: Final = lazy_pattern(
     r"|compact(?! (?:json|form|format|table|list|view))\w*|recap\w*"
     r"|hand-?(?:off|over)(?! between the)|checkpoint|state_snapshot|continuation (?:brief|note|prompt|document))\b"
     r"|\bprogress report\b|\bnote to (?:the|your) (?:\w+ )?(?:agent|assistant|model|self)\b|\brecord all\b"
-    r"|\bprompt for continuing|\bextract\b[^.\n]{0,60}\bcontext\b"
+    r"|\bprompt for continuing|\bextract\b[^.\n]{0,60}\b(?:context\b|information (?:\w+ )?(?:for|to) (?:continu|resum))"
+    r"|\bleave yourself (?:a|an|some)\b"
     r"|\b(?:write down|dump) (?:everything|all|what)\b|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
     r"|(?<!my )(?<!your )\brésum\w*|\bresum(?:en|ir|o)\b|\bresum[ae] (?:tod[ao]|la|el|esta|nuestra|a|o)\b|\briassum\w+"
     r"|总结|摘要|压缩|概括|交接|要約|まとめ|요약"
@@ -372,6 +373,7 @@ _TEXT_ONLY: Final = lazy_pattern(
 _OTHER_WORK: Final = lazy_pattern(
     r"\b(?:function|script|class|method|endpoint|widget|dashboard|tests?|command|feature|implement\w*|refactor\w*|fix|bug|add|docs?"
     r"|documentation|readme|commit|translat\w+|explain|review|article|essay|e-?mail|boss|manager|tweet|blog|images?"
+    r"|meetings?|interview|podcast|lecture|phone call"
     r"|paragraph|judge|score|evaluate|grad(?:e|ing)|classify|titles?|headline|follow-?up|tags?|branch name|prompt of"
     r"|this prompt|this code)\b|\b(?:how|why) (?:do|does|did|can|is|are|to)\b|\bwhat (?:do|does|is|are) th|\bhere is\b"
     r"|[\w/-]+\.(?:md|txt|json|py|[jt]sx?|go|rs|java|ya?ml|toml)\b|\b(?:in|into) [\w./-]+/(?!\w)"
@@ -385,7 +387,9 @@ _POLITE_REQUEST: Final = lazy_pattern(r"\b(?:can|could|would|will) you\b", re.IG
 """A sentence that ends in a question mark is a question about a summary, unless it begins like this."""
 
 _FOLLOW_UP: Final = lazy_pattern(
-    r"^\W*(?:this (?:session|conversation) is being continued|another language model|here is|i (?:have )?pasted"
+    r"^\W*(?:this (?:session|conversation) is being continued|this is what\b"
+    r"|this is (?:a|the|my|our|your) (?:\w+ )?(?:summary|hand-?off|handover|notes?)\b"
+    r"|another language model|here is|i (?:have )?pasted"
     r"|continue\b|the previous|(?:is|are|was|were|does|did|do|has|have) (?:the|this|that|my|our|your)\b)",
     re.IGNORECASE,
 )

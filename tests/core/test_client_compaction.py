@@ -129,6 +129,28 @@ def test_present_and_older_prompts_of_clients_are_known(
         ([user("Fix it."), WORK, user("Condense our history: your text will replace the conversation.")], {}),
         (
             [
+                user("Fix it."),
+                WORK,
+                user(
+                    "Based on the above conversation, extract relevant information for continuing in a new thread. "
+                    "What did I just do, which files matter?"
+                ),
+            ],
+            {},
+        ),
+        (
+            [
+                user("Fix it."),
+                WORK,
+                user(
+                    "Before the window is reset, leave yourself a memo: goal, files touched, next step. The old "
+                    "messages will be gone. Don't use tools."
+                ),
+            ],
+            TOOLED,
+        ),
+        (
+            [
                 {"role": "system", "content": "You compress chats."},
                 user("Summarize this chat to resume it:\n" + "a: b\n" * 500),
             ],
@@ -160,6 +182,26 @@ def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[s
         ([user("Fix it."), WORK, user("Should we compact the conversation or use a larger context window?")], {}),
         ([user("Fix it."), WORK, user("Summarize our discussion in an e-mail to my manager.")], {}),
         ([user("Summarize this chat between Ann and Bob:\n\n" + "Ann: hi\nBob: hello\n" * 40)], {}),
+        (
+            [
+                user("Fix it."),
+                WORK,
+                user(
+                    "This is what my previous agent left me as its only memory, a summary of the whole conversation. "
+                    "Take over and finish the job: tests are missing."
+                ),
+            ],
+            TOOLED,
+        ),
+        (
+            [
+                user(
+                    "Summarise the following meeting transcript for people who could not attend:\n\n"
+                    "Anna: let's resume tomorrow.\nBob: the next session is at ten."
+                )
+            ],
+            {},
+        ),
         ([user("Here is a summary of our conversation so far; continue from it: the parser is done.")], {}),
         (
             [
