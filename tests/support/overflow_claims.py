@@ -59,6 +59,16 @@ of something else. Then an unknown word before a subject became evidence (decisi
 before it was scored: 48 of 50 and 6 of 59, and 48 of 50 and 13 of 59 by the rules before. Afterwards a word before
 "prompt" or "conversation" became no evidence again, and one before "limit" became some: 49 of 50 and 3 of 59.
 
+``nineteenth`` was collected from issues and sources before the rules were read again; 45 overflows, of which some are
+composed, and 57 look-alikes in nine languages gave 42 and 8. What resembles a known row is out: 25 of 28 and 7 of 48.
+Then sizes without a thing that has them, unknown subjects in Chinese and Japanese, limits above limits and limits of
+each customer became evidence: 27 of 28 and 1 of 48.
+
+``twentieth`` is what 34 strings chosen before found in sources. 20 of them were searched after the mending for
+``nineteenth``, 14 after measure words and small limits were mended for those. Before it was looked at, it gave 36 of 37
+and 12 of 64 (nine of these are a "payload" of something else); 36 and 17 by the rules before ``nineteenth``. Then it
+was mended for, too: 36 and 4.
+
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.
 
@@ -98,6 +108,8 @@ HALVES = (
     "sixteenth",
     "seventeenth",
     "eighteenth",
+    "nineteenth",
+    "twentieth",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

@@ -43,6 +43,7 @@ from proxy.core.overflow.subjects import (
     complains_of_media,
     is_about_output,
     is_about_tokens,
+    is_measured_only,
     names_own_tokens,
     without_asides,
 )
@@ -93,10 +94,10 @@ _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1
 class _Reading:
     """The meaning of one text. ``strong``: the text is about the window, or its figures by themselves do not fit.
 
-    ``names_input``: it mentions the prompt. ``names_media``: it complains of an image or a file. ``guessed``: no words
-    of it say what its figures are. ``plausible``: it names tokens or the prompt, and by their roundness its figures are
-    a count and a limit. ``about_output``: it mentions output and nothing that is sent. ``stated`` are all of its
-    figures that can be tokens, ``size`` the most bytes or characters in it.
+    ``names_input``: it mentions the prompt; ``names_tokens``: tokens. ``names_media``: it complains of an image or a
+    file. ``guessed``: no words of it say what its figures are. ``plausible``: it names tokens or the prompt, and by
+    their roundness its figures are a count and a limit. ``about_output``: it mentions output and nothing that is sent.
+    ``stated`` are all of its figures that can be tokens, ``size`` the most bytes or characters in it.
     """
 
     means: Meaning
@@ -105,6 +106,7 @@ class _Reading:
     rule: str = ""
     names_input: bool = False
     names_window: bool = False
+    names_tokens: bool = False
     names_media: bool = False
     guessed: bool = False
     plausible: bool = False
@@ -199,6 +201,7 @@ class Classifier:
             reading,
             names_input=row.mentions("input"),
             names_window=row.mentions("window", "cap", "context"),
+            names_tokens=row.mentions("tokens"),
             names_media=names_media,
             about_output=about_output,
             stated=tuple(row.figures.values()),
@@ -218,6 +221,8 @@ class Classifier:
             return replace(strong, figures=figures)
         if row.mentions("rate"):
             return _Reading("rate_limit", read_figures(row, self._rules.figures), rule="rate")
+        if matched and matched[0].means == "payload" and is_measured_only(row):
+            return _Reading("other", figures, rule=matched[0].rule)
         if matched:
             return replace(matched[0], figures=figures)
         return _guess(row, text) or _Reading("other", figures)
@@ -359,6 +364,9 @@ def _is_elsewhere(chosen: _Reading, member: str) -> bool:
         return False
     # "Conversation limit reached (20)" is about the number of conversations.
     if chosen.figures.small_limit:
+        return True
+    # "messages too long (max 100)" counts them.
+    if (chosen.figures.limit or LEAST_SIZE) < LEAST_SIZE and not (chosen.names_window or chosen.names_tokens):
         return True
     # "Secret is too long. Maximum length is 64 bytes."
     if chosen.means == "payload" and chosen.size is not None and chosen.size < LEAST_SIZE:

@@ -21,6 +21,7 @@ NOTIONS: dict[str, str] = {
     "time": "D", "claim": "Q", "shorten": "Z", "length": "L", "tools": "G", "invalid": "V", "by": "b", "figure": "N",
     "field": "T", "elsewhere": "H", "nothing": "_", "load": "P", "unit": "S", "least": "l", "count": "n",
     "below_zero": "z", "talk": "t", "store": "c", "plain": "_", "cap": "w", "answer": "a", "foreign": "f",
+    "body": "p", "setting": "s", "per": "v",
 }  # fmt: skip
 """The letter of each notion. ``count`` is a figure of something else than tokens, ``below_zero`` a negative one.
 ``foreign`` is an unknown word that qualifies the next one: "order history" is not the history of a conversation.
@@ -37,7 +38,7 @@ _LONGEST_RUN = 12
 _MOST_FILLER = 9
 """Words without a notion in a row that get a letter each; further ones are dropped, since no pattern spans more."""
 
-_FILLER = frozenset({NOTIONS["plain"], NOTIONS["foreign"], NOTIONS["answer"]})
+_FILLER = frozenset(NOTIONS[notion] for notion in ("plain", "foreign", "answer", "setting", "per"))
 
 _UNSPACED = "\u0900-\u097f\u0e00-\u0e7f\u2e80-\u2fff\u3040-\u9fff\uf900-\ufaff"
 """Scripts that are read by their characters: Thai and Chinese have no spaces, and Hindi's vowels are no letters."""
@@ -70,6 +71,9 @@ _PUNCTUATION = {
 _COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
 """Words behind a number that does not count tokens."""
 
+_MEASURES = "件条條人名張张枚回次轮輪页頁行株秒分円元건명회장€$£¥₩₽"
+"""Measure words of Chinese, Japanese and Korean, and money, right behind a number that tokens are not counted with."""
+
 _BREAK = ""
 """Stands for punctuation between two words: the first does not qualify the second."""
 
@@ -77,6 +81,12 @@ _WHOLE = ("prompt", "conversation", "dialog")
 """Beginnings of words that mean something sent to a model, whatever word is before them."""
 
 _BEFORE_VERBS = frozenset({"to", "cannot", "can't", "could", "not", "will", "would", "should", "must", "please", "and"})
+
+_AFTER_SUBJECT = frozenset(NOTIONS[notion] for notion in ("over", "excess", "under", "length", "cap", "bytes"))
+"""Notions before which the unknown beginning of a text without spaces is what is too big (备注超过最大长度)."""
+
+_NOUN = re.compile(r"[\u30a0-\u30ff\u3400-\u9fff]{2}")
+"""Two Chinese characters or Katakana in a row; fewer, and Hiragana, are particles."""
 
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
@@ -206,13 +216,25 @@ class Lexicon:
             at += 1
 
     def _letters_of_run(self, run: str) -> Iterator[str]:
-        """Yield the letters of the words in *run*, a text without spaces; at each position the longest word counts."""
+        """Yield the letters of the words in *run*, a text without spaces.
+
+        If its beginning is unknown and right before what is said of it, that is about something else.
+        """
+        words = [*self._words_of_run(run)]
+        if words:
+            at, letters = words[0]
+            if letters[0] in _AFTER_SUBJECT and _NOUN.search(run[:at]):
+                yield NOTIONS["foreign"]
+        yield from (letters for _, letters in words)
+
+    def _words_of_run(self, run: str) -> Iterator[tuple[int, str]]:
+        """Yield where the known words of *run* begin, and their letters; at each position the longest word counts."""
         at = 0
         while at < len(run):
             ends = range(min(at + _LONGEST_RUN, len(run)), at, -1)
             end = next((end for end in ends if run[at:end] in self._runs), 0)
             if end:
-                yield self._runs[run[at:end]]
+                yield at, self._runs[run[at:end]]
             at = end or at + 1
 
 
@@ -281,6 +303,8 @@ def _number(token: re.Match[str]) -> int | None:
     is_fraction = rest.startswith(".") and rest.strip(".0") != ""
     if token.string.startswith(_COUNTED, token.end()):
         return None
+    if after and after in _MEASURES:
+        return None
     if is_fraction or after == "%" or (after.isalpha() and after.isascii()) or after == "_":
         return None
     # No count of tokens has more than 15 digits, and converting a text of thousands takes quadratic time.
@@ -297,7 +321,7 @@ ROLES: frozenset[str] = frozenset(get_args(Role))
 LONGEST_PHRASE = 300
 """Characters of a literal phrase that a user configures."""
 
-_GAPS = {"~": "[_faKL]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
+_GAPS = {"~": "[_faKLsv]{0,5}?", "..": "[^.Nn]{0,8}?", "...": "[^.]{0,16}?", "....": ".{0,24}?"}
 """The regular expression for each gap in a pattern."""
 
 _PHRASE_GAP = r"[\s\S]{0,80}?"
@@ -454,7 +478,7 @@ def _part(part: str) -> str:
     if part.startswith("!"):
         return f"(?!{_GAPS['~']}{_letters(part[1:])})"
     if part.startswith("="):
-        return f"(?<!f)(?<!f[KLIJMBXtw]){_letters(part[1:])}"
+        return f"(?<!f)(?<!f[KLIJMBXtws]){_letters(part[1:])}"
     if part.startswith("{"):
         return f"(?P<{_role(part.strip('{}'))}>N)"  # type: ignore[arg-type]
     letters = _letters(part.rstrip("?"))

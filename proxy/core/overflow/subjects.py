@@ -57,6 +57,17 @@ def is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
     return row.mentions("request") and not row.mentions("output", "tools")
 
 
+def is_measured_only(row: Row) -> bool:
+    """True if *row* states bytes or characters, and names nothing of a request that has so many.
+
+    An image is such a thing, too: the window may be full of it.
+    """
+    if not row.mentions("bytes"):
+        return False
+    named = ("body", "request", "input", "talk", "tokens", "context", "window", "cap", "field", "media")
+    return not row.mentions(*named)
+
+
 def can_state_a_size(row: Row, text: str) -> bool:
     """True if figures in *text*, in words that no rule knows, can be the size of a request and its limit.
 

@@ -64,6 +64,36 @@ def test_limits_of_something_else(message: str) -> None:
     assert not is_believed(message)
 
 
+@pytest.mark.parametrize(
+    ("message", "believed"),
+    [
+        ("备注超过最大长度", False),
+        ("网址长度不能超过1000个字符", False),
+        ("消息长度不能超过4000个字符", True),
+        ("模型最大长度超限", True),
+        ("请求的token数量超出限制", True),
+        ("公開対象の項目が1200件あり、上限の1000件を超えています。", False),
+        ("入力が1200トークンあり、上限の1000を超えています。", True),
+        ("Arquivo excede o limite de 10 MB.", False),
+        ("El texto supera el límite de 4000 caracteres.", True),
+        ("configured context window exceeds model context limit", False),
+        ("Input exceeds the configured context window", True),
+        ("The number of requested tokens exceeds the allowed tokens per customer", False),
+        ("The number of requested tokens exceeds the allowed tokens per request", True),
+        ("WebSocket payload exceeds 1 MiB", False),
+        ("Request payload exceeds 1 MiB", True),
+        ("JSON body is too large", True),
+        ("Custom text is too long for the selected password length", False),
+        ("messages too long (max 100)", False),
+        ("messages too long (max 4000)", True),
+        ("messages too long (max 100 tokens)", True),
+    ],
+)
+def test_whose_size_and_limit(message: str, believed: bool) -> None:
+    """Sizes, limits and numbers are a request's if something of one is named, in languages without spaces, too."""
+    assert is_believed(message) is believed
+
+
 @pytest.mark.parametrize("message", ["The roleplay prompt is too long", "farm conversation exceeds the limit"])
 def test_a_prompt_is_always_one(message: str) -> None:
     """Only models have prompts and conversations."""
