@@ -249,6 +249,12 @@ MOST_CALLS = 6
 SUBJECT = 80
 """Characters of a call's first argument that its line shows."""
 
+_IN_PARTS = lazy_pattern(r'"(?:commands?|cmds?|code|script)"\s*:\s*\[')
+"""Arguments with a command that is a list: its first part alone is the name of a shell, or one command of several."""
+
+_SHELL = lazy_pattern(r"\A(?:\S*/)?(?:ba|z|da|k)?sh -l?c ")
+"""The shell at the beginning of a command in parts, as Codex calls it: ``["bash", "-lc", "make all"]``."""
+
 _EXCLAMATION = lazy_pattern(r"[A-Za-zÀ-ɏ]+\W*")
 """One word of a script with spaces: "Perfect!" tells nothing of the round."""
 
@@ -411,15 +417,17 @@ class Steps:
         return " -> ".join(filter(None, [" ".join(parts), self._calls_of(index)]))
 
     def _calls_of(self, index: int) -> str:
-        """The calls of a round, each with its first argument on one short line, and what is known of its outcome."""
+        """The calls of a round, each with its main argument on one short line, and what is known of its outcome."""
         if index in self._calls:  # a line is written anew for each of its sentences, and arguments may be long
             return self._calls[index]
         each = self.rounds[index]
         calls: list[str] = []
         outcomes = chain(each.outcomes, repeat(""))
         for (name, text), outcome in zip(each.spoken.calls[:MOST_CALLS], outcomes, strict=False):
-            lines = map(str.strip, self.arguments[text].plain.splitlines())
-            argument = next(filter(None, lines), "")
+            called = self.arguments[text]
+            argument = next(filter(None, map(str.strip, called.plain.splitlines())), "")
+            if called.command and _IN_PARTS.search(text):
+                argument = _SHELL.sub("", called.command)
             subject = shorten(argument, SUBJECT)
             if subject == OMITTED:
                 subject += _file_name(argument)

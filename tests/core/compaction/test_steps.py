@@ -56,6 +56,23 @@ def test_a_round_that_says_much_has_a_line_before_newer_ones() -> None:
     assert shown == [0, 21, *range(44 - len(shown), 42)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"command": ["bash", "-lc", "pytest -q tests"], "workdir": "/src"}', "pytest -q tests"),
+        ('{"command": ["/bin/sh", "-c", "make"]}', "make"),
+        ('{"cmd": ["git", "log", "-3"]}', "git log -3"),
+        ('{"commands": ["git status", {"command": "make"}]}', "git status; make"),
+        ('{"command": "bash -lc make"}', "bash -lc make"),
+        ('{"path": "a.py", "command": ["view"]}', "view"),
+        ('{"path": "a.py", "command": []}', "a.py"),
+    ],
+)
+def test_a_command_in_parts_is_shown_as_a_whole(arguments: str, shown: str) -> None:
+    """Its first part alone is the name of a shell, or one command of several."""
+    assert steps_of(answer("", ("run", arguments))).lines(200) == [f"run({shown})"]
+
+
 def test_a_sentence_is_said_once() -> None:
     """A round whose words another one says has its calls alone."""
     call = ("run", '{"command": "make"}')
