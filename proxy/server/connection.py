@@ -319,6 +319,9 @@ class Connection(web.RequestHandler):
             self._waiter = None
             self.force_close()
             raise
+        except Exception as error:  # noqa: BLE001 - the edge of a connection: a bug ends this one and no other
+            _LOG.error("connection failed", exc_info=error)
+            self.force_close()
         if not self._force_close:
             await self._linger()
             self._end()
@@ -349,10 +352,6 @@ class Connection(web.RequestHandler):
         self._request_in_progress = True
         try:
             out = await self.handle(request)
-        except Exception as error:  # noqa: BLE001 - the edge of a connection: a bug ends this one and no other
-            _LOG.error("connection failed", exc_info=error)
-            self.force_close()
-            return False
         finally:
             self.request = None
             self._request_in_progress = False

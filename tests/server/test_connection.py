@@ -389,6 +389,18 @@ async def test_the_end_of_a_connection_ends_nothing_else(caplog):
         assert (await at.chat()).line == "HTTP/1.1 200 OK"
 
 
+async def test_a_fault_in_reading_a_head_ends_its_connection(monkeypatch, caplog):
+    """The client is not left waiting for an answer that nothing makes any more."""
+    async with running_server() as at:
+        reader, writer = await at.connect()
+        with monkeypatch.context() as faulty:
+            faulty.setattr("proxy.server.connection.parsed_request", None)
+            writer.write(chat(b"a"))
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert [record.message for record in caplog.records] == ["connection failed"]
+        assert (await at.chat()).line == "HTTP/1.1 200 OK"
+
+
 async def test_a_head_is_never_taken_for_that_of_another_request():
     """Heads that arrive while others are answered are not mixed up with theirs."""
     async with running_server() as at:
