@@ -281,10 +281,10 @@ def test_a_policy_without_stages_refuses_or_forwards() -> None:
     assert isinstance(final, Reject)
 
 
-def parallel_calls(number: int) -> list[Message]:
+def parallel_calls(number: int, result: str = "done") -> list[Message]:
     """One round of so many calls and their results."""
     calls = [{"id": f"c{at}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for at in range(number)]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": result} for call in calls]
     return [{"role": "user", "content": "Go."}, {"role": "assistant", "tool_calls": calls}, *results]
 
 
@@ -308,6 +308,13 @@ def test_thousands_of_calls_that_cannot_fit_are_refused_unwritten() -> None:
     assert decision.error.largest == "newest messages"
     assert WINDOW < decision.error.tokens < request.counts.total
     assert decision.view.body == request.request.body
+
+
+def test_thousands_of_calls_whose_results_can_be_cut_are_not_refused_unwritten() -> None:
+    """The round is larger than the window, and the least of it is not."""
+    request = measured(parallel_calls(MANY_CALLS, "one more line of a file\n" * 40), window=150_000)
+    assert request.counts.total > 150_000
+    assert refused_unwritten(request, PLANNING, request.lay_out()) is None
 
 
 @pytest.mark.parametrize("change", ["window", "stated_window", "max_loss"])
