@@ -1,4 +1,4 @@
-"""When garbage is collected. Imports nothing, because it is there before all that a process imports."""
+"""When garbage is collected. Imports nothing of Ullage, because it is there before all that a process imports."""
 
 from __future__ import annotations
 

@@ -418,10 +418,10 @@ def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int
 def refused_unwritten(measured: MeasuredRequest, policy: Policy, layout: Layout) -> Reject | None:
     """Return the refusal of a request whose newest round has thousands of calls and cannot fit, however it is cut.
 
-    None for every other request. The error states the tokens that no view goes below, and the report those of the
-    client's own bytes.
+    None for every other request that has a round. The error states the tokens that no view goes below, and the report
+    those of the client's own bytes.
     """
-    if measured.target.max_loss != "any" or not layout.cuts:
+    if measured.target.max_loss != "any":
         return None
     newest = measured.parsed.items[layout.cuts[-1] :]
     if sum(len(item.calls) + len(item.answers) for item in newest) <= MANY_CALLS:

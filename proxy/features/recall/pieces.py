@@ -33,7 +33,7 @@ def pieces_of(view: CountedView) -> list[Piece]:
     """Return every item of the request behind *view* as the tool shows it, without system items."""
     parsed = view.measured.parsed
     originals = _original_items(view)
-    entries = [view.measured.api_format.read_item_text(raw) for raw in originals]
+    entries = view.measured.api_format.read_item_texts(originals)
     sent = [parsed.body[start:end] for start, end in parsed.scan.spans]
     if len(sent) == len(originals):
         labels = _labels(view, entries)
