@@ -167,7 +167,7 @@ class Settings(Section):
             if len(set(rule.steps)) < len(rule.steps):
                 yield path, "a step stands there twice", "Name each once."
             cycles = ((name, _cycle_of(rule, name, rule_of, finished)) for name in rule.fallbacks)
-            name, cycle = next((found for found in cycles if found[1]), ("", ()))
+            name, cycle = next((pair for pair in cycles if pair[1]), ("", ()))
             if cycle and reported.isdisjoint(cycle):
                 shown = " -> ".join(cycle[:_SHOWN_MODELS])
                 remedy = f"Give {name!r} a rule of its own above this one, without a fallback that leads back."

@@ -81,7 +81,7 @@ def read_items(
     with_digest: bool = True,
 ) -> list[Item]:
     """Return the item of each of *raws*, as ``read_item`` does. Small ones are parsed together."""
-    found: list[Item] = []
+    items: list[Item] = []
     for values, large in decoded(raws):
         if not all(isinstance(value, dict) for value in values):
             raise InvalidRequest(f"Every element of {name!r} must be an object.")
@@ -89,13 +89,13 @@ def read_items(
         try:
             if with_digest:
                 digests = [digest_of(value, large=large) for value in values]
-            found += map(read, values, digests, repeat(count))
+            items += map(read, values, digests, repeat(count))
         except RecursionError:
             raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
         finally:
             if large:
                 dismantle(values[0])
-    return found
+    return items
 
 
 def read_item_text(read: Callable[[dict[str, Any]], ItemText], raw: bytes) -> ItemText:
@@ -106,12 +106,12 @@ def read_item_text(read: Callable[[dict[str, Any]], ItemText], raw: bytes) -> It
 
 def read_item_texts(read: Callable[[dict[str, Any]], ItemText], raws: Iterable[bytes]) -> list[ItemText]:
     """Return the texts of each of *raws*, as ``read_item_text`` does. Small ones are parsed together."""
-    found: list[ItemText] = []
+    texts: list[ItemText] = []
     for values, large in decoded(raws):
-        found += map(read, values)
+        texts += map(read, values)
         if large:
             dismantle(values[0])
-    return found
+    return texts
 
 
 def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple[Role, str] | None:

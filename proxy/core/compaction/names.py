@@ -367,7 +367,7 @@ class _Pieces:
             tokens[piece] = token
         signed = set(tokens.values())
         bare = set(filter(str.isalnum, signed))
-        named = set(filter(None, _found(_WORDS, words | bare)))
+        named = set(filter(None, _matches(_WORDS, words | bare)))
         self._numbers.update(filter(str.isdecimal, named))
         self._whole |= named & words
         names = self._names_in_signed(signed - bare)
@@ -377,7 +377,7 @@ class _Pieces:
     def _names_in_signed(self, tokens: Collection[str]) -> dict[str, tuple[str, ...]]:
         """The names in each of *tokens*, which have signs in them: it as a whole, or what is inside it."""
         names: dict[str, tuple[str, ...]] = {}
-        for whole, path, line, number, other in _found(_SIGNED, tokens):
+        for whole, path, line, number, other in _matches(_SIGNED, tokens):
             if other:
                 names[other] = self._names_inside(other)
             elif len(line) > 2:
@@ -403,16 +403,16 @@ class _Pieces:
         return tuple(names)
 
 
-def _found(pattern: re.Pattern[str], pieces: Iterable[str]) -> list[Any]:
+def _matches(pattern: re.Pattern[str], pieces: Iterable[str]) -> list[Any]:
     """What *pattern* finds in those of *pieces* that are neither too short nor too long for a name.
 
     Some at a time: no other thread runs while a pattern is searched for.
     """
     lines = [piece for piece in pieces if 2 < len(piece) <= LONGEST]
-    found: list[Any] = []
+    matches: list[Any] = []
     for start in range(0, len(lines), SEARCHED):
-        found += pattern.findall("\n".join([*lines[start : start + SEARCHED], ""]))
-    return found
+        matches += pattern.findall("\n".join([*lines[start : start + SEARCHED], ""]))
+    return matches
 
 
 def _dots_before(path: str, piece: str) -> str:
