@@ -28,7 +28,8 @@ One request is under way at a time. Codes are those of a close frame:
     waiting     no message for an hour           closed, 1000
     waiting     a binary message                 closed, 1003
     answering   a message                        answering; the message waits
-    answering   the end of the answer            waiting; closed with 1012 if the process is being shut down
+    answering   the end of the answer            waiting; if the process is being shut down, closed with 1012 after
+                                                 an error message for each message that waits
     both        the client's close               closed; a call of the upstream ends
     both        more bytes than the caller may   closed, 1013
     both        the end of the process           closed with 1001, after the messages that have arrived
@@ -86,6 +87,11 @@ class Incoming(WebSocketDataQueue):
         self._request = request
         self.is_answering = False
         self.unread = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no message waits."""
+        return not self._buffer
 
     def feed_data(self, data: Any, size: int) -> None:
         """Add a message, or answer a control frame.
@@ -223,15 +229,16 @@ class ResponsesSocket:
 
         Raises ``EofStream`` when the client has closed, ``TimeoutError`` and ``WebSocketError``.
         """
-        while True:
+        is_restarting = False
+        # Messages that wait are refused before the close, each with an error that says that it can be sent again.
+        while not (is_restarting and self._incoming.is_empty):
             async with asyncio.timeout(IDLE_SECONDS):
                 message = await self._incoming.read()
             if message.type is not WSMsgType.TEXT:
                 return WSCloseCode.UNSUPPORTED_DATA
-            lasts = await self._answered(bytes(message.data))
+            is_restarting |= not await self._answered(bytes(message.data))
             self._count_anew()
-            if not lasts:
-                return WSCloseCode.SERVICE_RESTART
+        return WSCloseCode.SERVICE_RESTART
 
     def _end(self, out: ResponseWriter, code: int) -> None:
         """Close the socket with *code*; 0 if the client has closed it."""

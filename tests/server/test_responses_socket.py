@@ -47,10 +47,10 @@ def answers(*streams):
 
 
 @contextlib.asynccontextmanager
-async def connected(at, headers=KEY):
+async def connected(at, headers=KEY, **options):
     """A client's socket."""
     url = f"http://127.0.0.1:{at.port}/v1/responses"
-    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers) as socket:
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers, **options) as socket:
         yield socket
 
 
@@ -278,6 +278,39 @@ async def test_an_idle_socket_is_no_request_and_a_drain_refuses_its_next_message
         assert (got[0]["type"], got[0]["status"]) == ("error", 503)
         closed = await asyncio.wait_for(socket.receive(), 60)
         assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
+
+
+async def test_messages_that_wait_when_a_drain_begins_are_refused_before_the_socket_is_closed():
+    """The answer under way ends, and each message behind it gets an error that says it can be sent again."""
+    go = asyncio.Event()
+
+    async def script(heard, reader, writer):
+        await go.wait()
+        writer.write(events("r1"))
+
+    async with running_server() as at, connected(at, autoping=False) as socket:
+        at.stage.script = script
+        for members in ({"input": "a"}, {"input": "b"}, {"input": "c"}, {"generate": False}):
+            await socket.send_str(json.dumps({"type": "response.create", "model": "m", **members}))
+        await socket.ping()
+        assert (await asyncio.wait_for(socket.receive(), 60)).type is WSMsgType.PONG  # the messages before have arrived
+        assert await eventually(lambda: at.stage.heard)
+        drain = asyncio.create_task(at.server.drain(60))
+        assert await eventually(lambda: at.server._drain.draining)
+        go.set()
+        got = [await asyncio.wait_for(socket.receive_json(), 60) for _ in range(6)]
+        closed = await asyncio.wait_for(socket.receive(), 60)
+        await drain
+    assert [(one["type"], one.get("status")) for one in got] == [
+        ("response.created", None),
+        ("response.completed", None),
+        ("error", 503),
+        ("error", 503),
+        ("response.created", None),  # of the warm-up, which calls no model
+        ("response.completed", None),
+    ]
+    assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
+    assert len(at.stage.heard) == 1
 
 
 async def test_frames_that_break_the_protocol_and_binary_ones_close_the_socket():
