@@ -36,7 +36,7 @@ def readiness_status(address: str) -> int:
 def get(address: str, path: str, key: str = "") -> tuple[int, bytes]:
     """Return status and body of *path* at the proxy's *address*, with the admin *key* if it is not empty.
 
-    Raises as ``readiness_status`` does.
+    The address may be the base URL of clients, which ends in ``/v1``. Raises as ``readiness_status`` does.
     """
     with _opened(address, path, key) as response:
         return response.status, response.read()
@@ -70,7 +70,7 @@ def _opened(address: str, path: str, key: str) -> Iterator[http.client.HTTPRespo
     if key:
         headers["authorization"] = f"Bearer {key}"
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}{path}", headers=headers)
+        connection.request("GET", f"{parts.path.rstrip('/').removesuffix('/v1')}{path}", headers=headers)
         yield connection.getresponse()
     finally:
         connection.close()

@@ -61,7 +61,8 @@ def http_address(value: str | None) -> str | None:
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")]
 UpstreamOption = Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL")
+    str | None,
+    typer.Option(help="The proxy's address [default: http://127.0.0.1:8484].", metavar="URL", callback=http_address),
 ]
 ModelOption = Annotated[str | None, typer.Option(help="The model that it requests.", callback=model_name)]
 KeyOption = Annotated[

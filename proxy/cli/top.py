@@ -23,11 +23,15 @@ from rich.text import Text
 from proxy.cli.address import first_event, get
 from proxy.cli.output import figures_table, plural, table_console
 from proxy.core.advice import NEARLY_FULL
+from proxy.core.apis.json_steps import as_object
 
 METRICS: Final = "/metrics"
 STATUS: Final = "/ullage/api/status"
 EVENTS: Final = "/ullage/events"
 """The stream of the page: its first event has every live conversation."""
+
+BUILD: Final = "ullage_build_info"
+"""Every Ullage has this metric."""
 
 REQUESTS: Final = "ullage_requests_total"
 TOKENS: Final = "ullage_context_tokens_total"
@@ -108,16 +112,31 @@ def read(address: str, key: str) -> Reading:
         raise CannotRead(f"{address} shows its metrics to the holder of server.admin_key: give --key-env NAME.")
     if status != http.client.OK:
         raise CannotRead(f"{address}{METRICS} answers {status}: telemetry.metrics is off, or this is no Ullage.")
-    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    samples = _samples(body)
+    if not any(sample.name == BUILD for sample in samples):
+        raise CannotRead(f"{address}{METRICS} has no metrics of Ullage: this is no Ullage. Name another with --url.")
     facts: Mapping[str, Any] = {}
     if state == http.client.OK:
-        facts = json.loads(document)
-    conversations: Sequence[Mapping[str, Any]] = ()
-    page: Mapping[str, Any] = {}
-    if event:
-        update = json.loads(event)
-        conversations, page = update["rows"], update["snapshot"]
-    return Reading(time.monotonic(), samples, facts, conversations, page)
+        facts = _json_object(document)
+    update = _json_object(event)
+    return Reading(time.monotonic(), samples, facts, update.get("rows", ()), update.get("snapshot", {}))
+
+
+def _samples(text: bytes) -> list[Sample]:
+    """Return the samples of *text*; none if it is no text of metrics."""
+    try:
+        return [sample for family in text_string_to_metric_families(text.decode()) for sample in family.samples]
+    except ValueError:
+        return []
+
+
+def _json_object(text: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in *text*; an empty one if there is none: a gateway may answer in the proxy's place."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return as_object(value)
 
 
 def watch(address: str, key: str, interval: float, *, once: bool) -> None:
@@ -161,7 +180,7 @@ def frame(address: str, reading: Reading, before: Reading | None, width: int) ->
 def _head(address: str, reading: Reading, before: Reading | None) -> Iterator[Text]:
     """Yield the lines about the whole proxy."""
     rate = Rate(reading, before)
-    version = next(iter(reading.by_label("ullage_build_info", "version")), "")
+    version = next(iter(reading.by_label(BUILD, "version")), "")
     workers = reading.status.get("workers", 1)
     title = f"ullage {version} at {address}"
     if workers != 1:

@@ -57,3 +57,20 @@ async def test_the_first_event_of_a_stream_is_enough() -> None:
         done.set()
         assert await asyncio.to_thread(first_event, address, "/empty", "") == b""
         assert await asyncio.to_thread(first_event, address, "/gone", "") == b""
+
+
+async def test_the_base_url_of_clients_is_an_address() -> None:
+    """What ``OPENAI_BASE_URL`` holds, and an address below a path."""
+    paths = []
+
+    async def answer(request: web.Request) -> web.Response:
+        paths.append(request.path)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        root = str(server.make_url("")).rstrip("/")
+        for address in (root, f"{root}/v1", f"{root}/v1/", f"{root}/llm", f"{root}/llm/v1"):
+            await asyncio.to_thread(readiness_status, address)
+    assert paths == [*["/health/ready"] * 3, *["/llm/health/ready"] * 2]

@@ -198,6 +198,8 @@ def test_health_of_nothing():
     bad = run_ullage("health", "--url", "127.0.0.1:8484")
     assert bad.returncode == 2
     assert "Traceback" not in ran.stderr + bad.stderr
+    bad = run_ullage("top", "--url", "127.0.0.1:8484")
+    assert (bad.returncode, bad.stderr[:13]) == (2, "--url 127.0.0")
 
 
 def test_models_are_listed_without_a_network():

@@ -240,3 +240,39 @@ async def test_a_closed_proxy_says_what_to_do(status: int, problem: str) -> None
     async with TestServer(app) as server:
         with pytest.raises(CannotRead, match=problem):
             await asyncio.to_thread(read, str(server.make_url("/")), "")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"object": "chat.completion"}', "process_cpu_seconds_total 3\n", "", "\xe9 1"], ids=repr
+)
+async def test_a_server_that_is_no_ullage_is_named_so(text: str) -> None:
+    """Whatever it answers for ``/metrics``: no metrics, those of something else, or none at all."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=text.encode("latin-1"))
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(CannotRead, match="no Ullage"):
+            await asyncio.to_thread(read, str(server.make_url("/")), "")
+
+
+@pytest.mark.parametrize("broken", ["/ullage/api/status", "/ullage/events"])
+async def test_routes_that_something_in_front_answers_are_left_out(broken: str) -> None:
+    """A gateway may pass the metrics on and answer other paths with a page of its own: the metrics are shown."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/metrics":
+            return web.Response(text='ullage_build_info{version="1"} 1\n')
+        text = {
+            "/ullage/api/status": '{"workers": 2}',
+            "/ullage/events": 'data: {"rows": [], "snapshot": {"lag": 1}}\n\n',
+        }
+        return web.Response(text="data: <html>" if request.path == broken else text[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        reading = await asyncio.to_thread(read, str(server.make_url("/")), "")
+    assert (bool(reading.status), bool(reading.page)) == (broken != "/ullage/api/status", broken != "/ullage/events")

@@ -269,6 +269,31 @@ def test_an_address_of_nothing_live_says_so(shown: Shown) -> None:
     shown.until(lambda: "not live" in shown.text("#detail"))
 
 
+def test_a_proxy_that_was_started_again_has_no_conversation_of_the_one_before() -> None:
+    """The page that was open shows what is live now, and says of the chosen conversation that it is not."""
+    with serve() as proxy, browser(*WIDE) as driver:
+        asyncio.run(play(proxy, SCENES[1:2]))
+        shown = Shown(proxy, driver)
+        shown.open()
+        shown.until(lambda: shown.text("#detail .sub"))
+        proxy.end()
+        shown.until(lambda: shown.text("#live-text") == "connecting again")
+        asyncio.run(proxy.start())
+        shown.until(lambda: shown.text("#live-text") == "live")
+        shown.until(lambda: "No conversation yet" in shown.text("#empty"))
+        assert shown.all("#list li") == []
+        shown.until(lambda: "not live" in shown.text("#detail"))
+
+
+def test_an_address_that_cannot_be_read_shows_the_list(shown: Shown) -> None:
+    """A percent sign without two digits behind it, as a mangled link has."""
+    shown.open(fragment="#100%")
+    shown.until(lambda: shown.all("#list a"))
+    shown.driver.execute_script("location.hash = '%E0%A4%A'")
+    shown.until(lambda: "not live" in shown.text("#detail"))
+    assert all("404" in line for line in console(shown.driver))  # no script failed
+
+
 def test_what_is_read_stays_while_requests_come() -> None:
     """The text of a block keeps its place and the focus, also when the conversation is compacted again."""
     reading = Scene("reading", "qwen3-coder", "billing", tuple(range(2, 24)))

@@ -295,7 +295,7 @@ async def test_messages_that_wait_when_a_drain_begins_are_refused_before_the_soc
         await socket.ping()
         assert (await asyncio.wait_for(socket.receive(), 60)).type is WSMsgType.PONG  # the messages before have arrived
         assert await eventually(lambda: at.stage.heard)
-        drain = asyncio.create_task(at.server.drain(60))
+        drain = asyncio.ensure_future(at.server.drain(60))
         assert await eventually(lambda: at.server._drain.draining)
         go.set()
         got = [await asyncio.wait_for(socket.receive_json(), 60) for _ in range(6)]

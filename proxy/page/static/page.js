@@ -24,6 +24,11 @@ const pressureOf = (row) => (row.budget ? (row.tokens || 0) / row.budget : 0);
 function connect() {
   state.source?.close();
   const source = (state.source = new EventSource("events"));
+  // A new connection sends all rows: the proxy may have been started again, and knows those of before no more.
+  source.onopen = () => {
+    state.rows.clear();
+    if (state.chosen) loadDetail();
+  };
   source.onmessage = (event) => {
     apply(JSON.parse(event.data));
     tellLive("on", "live");
@@ -40,7 +45,8 @@ function apply(update) {
   state.snapshot = update.snapshot;
   state.lag.push(update.snapshot.lag);
   if (state.lag.length > LAG_SAMPLES) state.lag.shift();
-  if (state.chosen && update.rows.some((row) => row.name === state.chosen)) loadDetail();
+  const isChosen = (name) => name === state.chosen;
+  if (state.chosen && (update.rows.some((row) => isChosen(row.name)) || update.gone.some(isChosen))) loadDetail();
   if (!state.dirty) {
     state.dirty = true;
     requestAnimationFrame(draw);
@@ -142,14 +148,14 @@ function drawFills(rows) {
   });
 }
 
-// The regions that some conversation has; the legend grows with them.
+// The regions that some conversation has.
 function drawLegend(rows) {
   const present = new Set(rows.flatMap((row) => Object.keys(row.regions || {})));
   if (rows.some((row) => row.newest)) present.add("newest");
   const entries = REGIONS.filter(([name]) => present.has(name)).map(([, label, style]) => [label, style]);
   if (rows.some((row) => row.bounded)) entries.push(["at most (not counted)", "bound"]);
   const legend = find("legend");
-  if (legend.children.length === entries.length) return;
+  if (legend.textContent === entries.map(([label]) => label).join("")) return;
   legend.replaceChildren(...entries.map(([label, style]) => make("li", {}, make("span", { className: `key ${style}` }), label)));
 }
 
@@ -264,9 +270,19 @@ function choose(name) {
   draw();
 }
 
+// The conversation that the address names. One that cannot be decoded is the name of none.
+function addressed() {
+  const name = location.hash.slice(1);
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name;
+  }
+}
+
 // Who chose a conversation is taken to it: also by keyboard, past all others in the list.
 function chooseByAddress() {
-  const name = decodeURIComponent(location.hash.slice(1));
+  const name = addressed();
   if (!name) state.greeted = true;
   choose(name);
   if (!name) return;
@@ -428,7 +444,7 @@ function prepare() {
   find("logout").addEventListener("click", logOut);
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", chooseByAddress);
-  choose(decodeURIComponent(location.hash.slice(1)));
+  choose(addressed());
   start();
 }
 
