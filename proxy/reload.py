@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,11 @@ class ConfigSource:
         return Loaded(self.state, with_fixed(wanted, self._started))
 
     def _load(self) -> Settings:
-        """Read the settings. Raises ``SettingsError`` if ``ullage check`` would refuse them."""
+        """Read the settings. Raises ``SettingsError`` if ``ullage check`` would refuse them, or for a pipe."""
+        if self._path is not None and self._path.exists() and not self._path.is_file():
+            remedy = "Start again, or put a file in its place."
+            problem = "is no regular file and cannot be read again"
+            raise SettingsError([Problem(str(self._path), None, "", problem, remedy)])
         settings = load(self._path, self._overrides, os.environ, AllSettings)
         reason = serving_problem(settings)
         if reason is not None:
@@ -128,7 +133,9 @@ class ConfigSource:
         return settings
 
     def _sign(self) -> tuple[int, int, int] | None:
-        """Return inode, time and size of the file, which differ between its versions; None if there is no file.
+        """Return inode, time and size of the file, which differ between its versions; None if there is none.
+
+        A pipe (``--config <(command)``) is none: it is read once, and reading it again may never end.
 
         A mounted ConfigMap is a link that is replaced, so that its file has another inode:
         https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
@@ -138,6 +145,8 @@ class ConfigSource:
         try:
             status = self._path.stat()
         except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 

@@ -57,6 +57,25 @@ def test_a_replaced_file_is_another_one_whatever_its_time_and_size(tmp_path: Pat
     assert read.has_changed()
 
 
+def test_what_is_no_file_is_not_read_again(tmp_path: Path) -> None:
+    """A pipe can be read once (`--config <(command)`); reading it again would stop the watch, and the end, for ever."""
+    file = write(tmp_path / "ullage.yaml")
+    read = source(file)
+    file.unlink()
+    os.mkfifo(file)
+    assert read.has_changed()
+    assert not read.has_changed()
+    loaded = read.read()
+    assert loaded.settings is None
+    assert loaded.state.problems == (
+        f"{file}: is no regular file and cannot be read again\n    Start again, or put a file in its place.",
+    )
+    file.unlink()
+    write(file, compression={"high_mark": 0.8})
+    assert read.has_changed()
+    assert read.read().state.changed == ("compression.high_mark",)
+
+
 def test_what_needs_a_restart_keeps_its_value_and_is_named(tmp_path: Path) -> None:
     """It is named as long as the file says something else than the process does."""
     file = write(tmp_path / "ullage.yaml")
