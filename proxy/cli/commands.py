@@ -284,13 +284,13 @@ def replay(
     (export), Cline, Roo and Aider.
     """
     settings = settings_of(config, overrides_of(window=window))
-    sessions = _read_sessions(path)
+    sessions, broken = _read_sessions(path)
     from proxy.cli.html_report import replay_page
     from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, replays_as_json, show_replays
 
     replays = replay_all(settings, sessions, model)
     if as_json:
-        typer.echo(json.dumps(replays_as_json(replays), indent=2))
+        typer.echo(json.dumps({**replays_as_json(replays), "broken_lines": broken}, indent=2))
     else:
         show_replays(replays, top)
     if not any(conversation.requests for conversation in replays):
@@ -312,17 +312,25 @@ def _write_file(file: Path, write: Callable[[], object]) -> None:
         fail(MISUSED, f"{file}: cannot be written: {error.strerror}.")
 
 
-def _read_sessions(path: Path) -> list[Session]:
-    """Return the conversations at *path*; end the process if there are none."""
-    from proxy.cli.replay import find_sessions
+def _read_sessions(path: Path) -> tuple[list[Session], dict[str, int]]:
+    """Return the conversations at *path*, and the broken lines of files; end the process without a conversation.
+
+    Broken lines are reported on standard error.
+    """
+    from proxy.cli.replay import find_files
+    from proxy.cli.replay_output import broken_sentence
 
     try:
-        sessions = list(find_sessions(path))
+        files = list(find_files(path))
     except OSError as error:
-        fail(MISUSED, f"{path}: cannot be read: {error.strerror}.")
+        fail(MISUSED, f"{error.filename or path}: cannot be read: {error.strerror}.")
+    broken = {file.name: file.broken for file in files if file.broken}
+    if broken:
+        typer.echo(broken_sentence(broken), err=True)
+    sessions = [session for file in files for session in file.sessions]
     if not sessions:
         fail(REFUSED, f"{path}: no conversation found. Known are OpenAI requests and agents' session files.")
-    return sessions
+    return sessions, broken
 
 
 @app.command()

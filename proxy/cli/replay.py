@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from proxy import settings as configuration
 from proxy.cli.findings import NO_FINDINGS, Findings, FreshResult, find_paragraphs, find_results, find_skills, largest
-from proxy.cli.session_files import Message, Session, read_sessions, utf8_of
+from proxy.cli.session_files import Message, Session, SessionFile, read_file, utf8_of
 from proxy.core.advice import NEARLY_FULL, Advice, advise
 from proxy.core.decisions import CountedView, Forward, MeasuredRequest, Reject, View
 from proxy.core.errors import UllageError
@@ -152,20 +152,20 @@ def _sum_known(amounts: Iterable[float | None]) -> float | None:
     return sum(known)
 
 
-def find_sessions(path: Path) -> Iterator[Session]:
-    """Yield the conversations in a file, or in all files below a folder, in the order of their paths.
+def find_files(path: Path) -> Iterator[SessionFile]:
+    """Yield the conversations of a file, or of all files below a folder, in the order of their paths.
 
     Raises ``OSError`` if a file cannot be read.
     """
     if not path.is_dir():
-        yield from _sessions_in(path, path.name)
+        yield _read(path, path.name)
         return
     for file in sorted(entry for entry in path.rglob("*") if entry.suffix in SUFFIXES and entry.is_file()):
-        yield from _sessions_in(file, str(file.relative_to(path)))
+        yield _read(file, str(file.relative_to(path)))
 
 
-def _sessions_in(file: Path, name: str) -> list[Session]:
-    return read_sessions(name, utf8_of(file.read_bytes()).decode("utf-8", "replace"))
+def _read(file: Path, name: str) -> SessionFile:
+    return read_file(name, utf8_of(file.read_bytes()).decode("utf-8", "replace"))
 
 
 async def replay_sessions(

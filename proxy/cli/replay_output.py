@@ -88,6 +88,18 @@ def summary_lines(replays: Sequence[Replay]) -> list[str]:
     return lines
 
 
+def broken_sentence(broken: Mapping[str, int]) -> str:
+    """Return a sentence about the number of *broken* lines by file, the most damaged files first."""
+    largest = sorted(broken.items(), key=lambda pair: -pair[1])[:MOST_SHOWN]
+    named = ", ".join(f"{name} ({lines:,})" for name, lines in largest)
+    if len(broken) > len(largest):
+        named += f" and {len(broken) - len(largest):,} more"
+    lines, verb = sum(broken.values()), "are no JSON and were"
+    if lines == 1:
+        verb = "is no JSON and was"
+    return f"{plural(lines, 'line')} of {plural(len(broken), 'file')} {verb} left out: {named}."
+
+
 def by_size(replays: Sequence[Replay]) -> list[Replay]:
     """Return *replays*, those whose client sent most tokens first."""
     return sorted(replays, key=lambda replay: -totals([replay]).tokens_before)

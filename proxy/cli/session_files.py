@@ -1,7 +1,7 @@
 """Reads past conversations from the session files of clients, as messages of the chat API.
 
 It reads JSON and JSON Lines of OpenAI requests, and the session files of Claude Code, Codex, opencode (its export),
-Cline, Roo and Aider. Lines that are no message, or no JSON, are left out.
+Cline, Roo and Aider. Lines that are no message are left out; those that are no JSON are counted, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from proxy.core.apis.json_steps import as_object, objects
 
@@ -30,13 +30,24 @@ class Session:
     tools: Sequence[Message] = field(default=())
 
 
-def read_sessions(name: str, text: str) -> list[Session]:
+class SessionFile(NamedTuple):
+    """The conversations in the file called ``name``, and the number of its ``broken`` lines, which are no JSON."""
+
+    name: str
+    sessions: Sequence[Session]
+    broken: int = 0
+
+
+def read_file(name: str, text: str) -> SessionFile:
     """Return the conversations with at least one answer in the file called *name*; none if its format is not known."""
     if name.endswith(".md"):
-        sessions = list(_aider(name, text))
-    else:
-        sessions = _from_json(name, _json_values(text))
-    return [session for session in sessions if _has_answer(session)]
+        return _with_answers(SessionFile(name, list(_aider(name, text))))
+    values, broken = _json_values(text)
+    return _with_answers(SessionFile(name, _from_json(name, values), broken))
+
+
+def _with_answers(file: SessionFile) -> SessionFile:
+    return file._replace(sessions=[session for session in file.sessions if _has_answer(session)])
 
 
 def utf8_of(data: bytes) -> bytes:
@@ -55,13 +66,14 @@ def _has_answer(session: Session) -> bool:
     return any(message["role"] == "assistant" for message in session.messages)
 
 
-def _json_values(text: str) -> list[Any]:
-    """Return the value of a JSON file, or those of the lines of a JSON Lines file without malformed ones."""
+def _json_values(text: str) -> tuple[list[Any], int]:
+    """Return the value of a JSON file, or those of the lines of a JSON Lines file, and the number of broken lines."""
     document = _decoded(text)
     if document is not None:
-        return [document]
-    lines = (_decoded(line) for line in text.splitlines())
-    return [value for value in lines if value is not None]
+        return [document], 0
+    # Not ``splitlines``: it ends a line at U+2028 and the like, too, which JSON may hold as they are.
+    values = [_decoded(line) for line in text.split("\n") if line.strip() not in ("", "null")]
+    return [value for value in values if value is not None], values.count(None)
 
 
 def _from_json(name: str, values: Sequence[Any]) -> list[Session]:

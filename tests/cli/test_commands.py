@@ -286,6 +286,26 @@ def test_replay_reports_what_is_missing(tmp_path):
     assert "cannot be written" in ran.stderr
 
 
+def test_replay_says_how_many_lines_it_left_out(tmp_path):
+    """Damaged lines are counted on standard error and in the JSON, and cost nothing else."""
+    file = past(tmp_path, 2)
+    file.write_text('{"messages": [{"ro\n' + file.read_text() + "\n{broken\n")
+    (tmp_path / "cut.json").write_text('{"messages": [')
+    ran = run_ullage("replay", str(tmp_path), "--window", "4096", "--json")
+    assert ran.returncode == 0
+    assert ran.stderr == "3 lines of 2 files are no JSON and were left out: past.jsonl (2), cut.json (1).\n"
+    listed = json.loads(ran.stdout)
+    assert (listed["total"]["conversations"], listed["broken_lines"]) == (1, {"past.jsonl": 2, "cut.json": 1})
+    ran = run_ullage("replay", str(tmp_path / "cut.json"))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("1 line of 1 file is no JSON and was left out: cut.json (1).\n")
+    for number in range(7):
+        (tmp_path / f"{number}.jsonl").write_text("{broken")
+    assert (
+        "0.jsonl (1), 1.jsonl (1), 2.jsonl (1), 3.jsonl (1) and 4 more." in run_ullage("replay", str(tmp_path)).stderr
+    )
+
+
 LONG = {
     "model": "gpt-4o-mini",
     "messages": [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.replay import Replay, find_sessions, replay_sessions, request_bodies, request_lengths, totals
+from proxy.cli.replay import Replay, find_files, replay_sessions, request_bodies, request_lengths, totals
 from proxy.cli.session_files import Session
 from proxy.settings import load
 from tests.stub.tokens import request_tokens
@@ -122,7 +122,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(request)
     (tmp_path / "c.txt").write_text(request)
     (tmp_path / "folder.md").mkdir()
-    assert [session.name for session in find_sessions(tmp_path)] == ["b.json:1", "deep/a.jsonl:1"]
-    assert [session.name for session in find_sessions(tmp_path / "b.json")] == ["b.json:1"]
+    assert [(file.name, len(file.sessions)) for file in find_files(tmp_path)] == [("b.json", 1), ("deep/a.jsonl", 1)]
+    assert [session.name for file in find_files(tmp_path / "b.json") for session in file.sessions] == ["b.json:1"]
     with pytest.raises(FileNotFoundError):
-        list(find_sessions(tmp_path / "none.json"))
+        list(find_files(tmp_path / "none.json"))

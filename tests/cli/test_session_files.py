@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cli.session_files import Session, read_sessions
+from proxy.cli.session_files import Session, read_file
 from tests.support.sample_conversations import agent_session
 from tests.support.tool_pair_checks import pair_violations
 
@@ -22,7 +22,7 @@ def lines(*values: Any) -> str:
 
 
 def one(name: str, text: str) -> Session:
-    (session,) = read_sessions(name, text)
+    (session,) = read_file(name, text).sessions
     assert pair_violations(list(session.messages)) == []
     return session
 
@@ -34,7 +34,7 @@ def test_requests_line_by_line() -> None:
         {"id": "a", "model": "m", "messages": [USER, ANSWER], "tools": tools},
         {"custom_id": "b", "body": {"model": "n", "messages": [{"role": "user", "content": "Other."}, ANSWER]}},
     )
-    first, second = read_sessions("log.jsonl", text + "\n{broken\n\n7\n")
+    first, second = read_file("log.jsonl", text + "\n{broken\n\n7\n").sessions
     assert (first.name, first.model, list(first.messages), list(first.tools)) == ("a", "m", [USER, ANSWER], tools)
     assert (second.name, second.model) == ("log.jsonl:2", "n")
 
@@ -49,6 +49,30 @@ def test_a_request_that_goes_on_takes_the_place_of_the_one_before() -> None:
 def test_one_request_as_a_whole_file() -> None:
     """A file that is one JSON document is one conversation, however it is broken into lines."""
     assert list(one("r.json", json.dumps({"messages": [USER, ANSWER]}, indent=2)).messages) == [USER, ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "broken"),
+    [
+        ("a.jsonl", lines({"messages": [USER, ANSWER]}), 0),
+        ("a.jsonl", "{broken\n\n7\n" + lines({"messages": [USER, ANSWER]}) + '\r\n{"messages": [{"ro', 2),
+        ("a.json", json.dumps({"messages": [USER, ANSWER]}, indent=1)[:-5], 10),
+        ("a.md", "{broken", 0),
+        ("a.jsonl", "", 0),
+    ],
+)
+def test_lines_that_are_no_json_are_counted(name: str, text: str, broken: int) -> None:
+    """A line is left out if it is cut off or damaged; an empty one is none."""
+    assert read_file(name, text).broken == broken
+
+
+@pytest.mark.parametrize("end", "\x85\u2028\u2029")
+def test_only_a_line_feed_ends_a_line(end: str) -> None:
+    """JSON may hold others as they are, and Node.js writes them so: https://www.rfc-editor.org/rfc/rfc8259#section-7."""
+    messages = [{"role": "user", "content": f"One{end}two."}, ANSWER]
+    text = json.dumps({"messages": messages}, ensure_ascii=False) + "\n7\n"
+    read = read_file("a.jsonl", text)
+    assert ([list(session.messages) for session in read.sessions], read.broken) == ([messages], 0)
 
 
 def test_claude_code() -> None:
@@ -73,7 +97,7 @@ def test_claude_code() -> None:
         row("user", "This session goes on from an earlier one.", isCompactSummary=True),
         row("assistant", "Yes.", answer="m3"),
     )
-    main, agent, after = read_sessions("p.jsonl", text)
+    main, agent, after = read_file("p.jsonl", text).sessions
     assert (main.name, agent.name, after.name) == ("p.jsonl", "p.jsonl/s1", "p.jsonl/1")
     assert main.model == "claude-x"
     function = {"name": "Read", "arguments": '{"file_path": "a.py"}'}
@@ -113,7 +137,7 @@ def test_codex(wrapped: bool) -> None:
     meta = {"type": "session_meta", "payload": {"base_instructions": {"text": "Be brief."}}}
     turn = {"type": "turn_context", "payload": {"model": "gpt-5-codex"}}
     compacted = {"type": "compacted", "payload": {"message": "We fixed it."}}
-    first, second = read_sessions("rollout.jsonl", lines(meta, turn, *rows, compacted, rows[-1]))
+    first, second = read_file("rollout.jsonl", lines(meta, turn, *rows, compacted, rows[-1])).sessions
     assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert pair_violations(list(first.messages)) == []
     assert [call["id"] for call in first.messages[2]["tool_calls"]] == ["c1", "c2"]
@@ -154,7 +178,7 @@ def test_aider() -> None:
         "#### Fix it.\n#### Please.\n\nDone.\nReally.\n"
         "> Tokens: 1k\n\n# aider chat started at 2024-05-02 10:00:00\n\n#### More\n\nNo.\n"
     )
-    first, second = read_sessions(".aider.chat.history.md", text)
+    first, second = read_file(".aider.chat.history.md", text).sessions
     assert [m["content"].strip() for m in first.messages] == ["Fix it.\nPlease.", "Done.\nReally."]
     assert [m["role"] for m in second.messages] == ["user", "assistant"]
 
@@ -163,7 +187,7 @@ def test_aider() -> None:
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.md"])
 def test_what_is_no_conversation_is_none(name: str, text: str) -> None:
     """Other files hold no conversation, and are no error."""
-    assert read_sessions(name, text) == []
+    assert read_file(name, text).sessions == []
 
 
 VALUES = st.recursive(
@@ -183,5 +207,5 @@ VALUES = st.recursive(
 @pytest.mark.slow
 def test_no_line_however_odd_is_an_error(values: list[Any], name: str) -> None:
     """Whatever JSON a file holds, it is read or left out."""
-    for session in read_sessions(name, lines(*values)):
+    for session in read_file(name, lines(*values)).sessions:
         assert all(isinstance(message["role"], str) for message in session.messages)
