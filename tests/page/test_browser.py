@@ -294,6 +294,21 @@ def test_an_address_that_cannot_be_read_shows_the_list(shown: Shown) -> None:
     assert all("404" in line for line in console(shown.driver))  # no script failed
 
 
+def test_a_row_is_written_only_if_its_text_changes(shown: Shown) -> None:
+    """A thousand rows are drawn every second: a text that is written anew is laid out anew."""
+    shown.open()
+    shown.until(lambda: shown.all("#list a"))
+    shown.driver.execute_script(
+        "window.needless = 0; window.ticks = 0;"
+        "const same = ({ removedNodes: [old], addedNodes: [fresh] }) => old?.data && old.data === fresh?.data;"
+        "new MutationObserver((records) => { needless += records.filter(same).length })"
+        ".observe(document.getElementById('list'), { childList: true, subtree: true });"
+        "new EventSource('events').onmessage = () => { ticks += 1 }"
+    )
+    shown.until(lambda: shown.driver.execute_script("return window.ticks") > 3)
+    assert shown.driver.execute_script("return window.needless") == 0
+
+
 def test_what_is_read_stays_while_requests_come() -> None:
     """The text of a block keeps its place and the focus, also when the conversation is compacted again."""
     reading = Scene("reading", "qwen3-coder", "billing", tuple(range(2, 24)))

@@ -242,7 +242,8 @@ class Item {
   draw(row) {
     if (state.chosen === row.name) this.link.setAttribute("aria-current", "true");
     else this.link.removeAttribute("aria-current");
-    this.about.textContent = ` · ${since(row.last)}`;
+    const about = ` · ${since(row.last)}`;
+    if (this.about.textContent !== about) this.about.textContent = about;
     if (row === this.row) return;
     this.row = row;
     this.bar.draw(row);
