@@ -17,7 +17,7 @@ from tests.stub.faults import error
 from tests.support.api_formats import request_body
 from tests.support.loopback import loopback_client
 from tests.support.proxy_process import Proxy, until
-from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, prose
+from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn, log, prose
 from tests.support.view_checks import view_problems
 
 WINDOW = 8192
@@ -228,6 +228,27 @@ async def test_googles_own_client(stub: StartStub, proxy: StartProxy) -> None:
                 model=MODEL, contents="Hi", config={"system_instruction": prose(1, 9000)}
             )
         assert (refusal.value.code, refusal.value.status) == (400, "INVALID_ARGUMENT")
+
+
+async def test_a_signature_that_stands_for_none(stub: StartStub, proxy: StartProxy) -> None:
+    """Frameworks sign a call that is not from Gemini with a fixed text, which Google's client sends in base64."""
+    server = await stub(window=WINDOW)
+    front = await proxy(server.root, window=WINDOW)
+    contents = [types.Content(role="user", parts=[types.Part(text="Find what is lost.")])]
+    for at in range(24):
+        call = types.FunctionCall(name="read_file", args={"path": f"src/part_{at}.py"})
+        part = types.Part(function_call=call, thought_signature=gemini.ANY_SIGNATURE.encode())
+        contents.append(types.Content(role="model", parts=[part]))
+        read = types.Part.from_function_response(name="read_file", response={"output": log(at, 500)})
+        contents.append(types.Content(role="user", parts=[read]))
+    web = loopback_client()
+    options = types.HttpOptions(base_url=front.root, httpx_async_client=web)
+    async with web, genai.Client(api_key=KEY, http_options=options).aio as client:
+        answer = await client.models.generate_content(model=MODEL, contents=contents)
+    assert answer.text == "Understood."
+    assert [seen.verdict for seen in server.chats()] == ["ok"]
+    kept = [part for content in server.chats()[0].messages for part in content["parts"] if "thoughtSignature" in part]
+    assert kept, "no call was left in the view"
 
 
 def _plain(history: list[types.Content]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
@@ -29,6 +30,8 @@ DATA = frozenset(
 )
 BESIDE = frozenset({"thought", "thoughtSignature", "thought_signature", "videoMetadata", "mediaResolution"})
 ANY_SIGNATURE = "skip_thought_signature_validator"
+ANY_SIGNATURES = frozenset({ANY_SIGNATURE, base64.b64encode(ANY_SIGNATURE.encode()).decode()})
+"""As it is written in JSON by hand, and by Google's SDK, where a signature is bytes."""
 IMAGE = 258
 SIGNING = "gemini-3"
 """The beginning of the names of models that demand the signatures of their calls."""
@@ -123,7 +126,7 @@ def _part_shape(part: Any, role: str, path: str) -> list[str]:
             f"Invalid value at '{path}.function_response.response' (type.googleapis.com/google.protobuf.Struct)"
         )
     given = part.get("thoughtSignature", part.get("thought_signature"))
-    if given is not None and given not in (signature(part), ANY_SIGNATURE):
+    if given is not None and given not in {signature(part), *ANY_SIGNATURES}:
         problems.append("Thought signature is not valid.")
     return problems
 
