@@ -217,7 +217,7 @@ async def record_node(api: str) -> None:
 
 RECORDERS: dict[str, Callable[[], Any]] = {
     **{name: lambda name=name: record_agent(name) for name in test_agent_clis.AGENTS},
-    **{name: lambda name=name: record_library(name) for name in library_agents.AGENTS},
+    **{each.__name__: lambda name=each.__name__: record_library(name) for each in library_agents.INSTALLED},
     **{api: lambda api=api: record_sdk(api) for api in SDK_CLIENTS},
     **{f"node-{api}": lambda api=api: record_node(api) for api in ("chat", "responses")},
 }

@@ -7,8 +7,8 @@ with nothing but loopback to talk to. Programs are looked for on the ``PATH``::
 
 From npm come Codex, Claude Code, opencode, Qwen Code, Gemini CLI, pi, Continue and Cline (``@openai/codex``,
 ``@anthropic-ai/claude-code``, ``opencode-ai``, ``@qwen-code/qwen-code``, ``@google/gemini-cli``,
-``@mariozechner/pi-coding-agent``, ``@continuedev/cli``, ``cline``), from PyPI mini-swe-agent (with
-``litellm[mcp]``) and Aider (``aider-chat``).
+``@mariozechner/pi-coding-agent`` or, since 1.0, ``@earendil-works/pi-coding-agent``, ``@continuedev/cli``, ``cline``),
+from PyPI mini-swe-agent (with ``litellm[mcp]``) and Aider (``aider-chat``).
 """
 
 from __future__ import annotations

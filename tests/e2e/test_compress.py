@@ -23,6 +23,7 @@ import yaml
 
 from tests.conftest import StartProxy, StartStub
 from tests.features.compress.test_feature import conversation
+from tests.support.api_formats import request_body
 from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
 from tests.support.proxy_process import Proxy
@@ -31,6 +32,15 @@ WINDOW = 8_192
 GATEWAY = os.environ.get("ULLAGE_LITELLM", "")
 MASTER_KEY = "sk-" + "0f" * 32
 KEY = {"authorization": "Bearer mine"}
+PATIENCE = 300
+"""Seconds for a gateway's start: it imports for ten seconds of CPU."""
+ROUTES = (
+    ("/chat/completions", "chat", "house-model"),
+    ("/chat/completions", "chat", "claude"),
+    ("/messages", "messages", "claude"),
+    ("/responses", "responses", "house-model"),
+)
+"""LiteLLM's routes, the API of the request, and its model: LiteLLM calls OpenAI's and Anthropic's API upstream."""
 
 
 async def post(url: str, body: object, **headers: str) -> httpx.Response:
@@ -108,7 +118,7 @@ async def gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[str]:
     with (folder / "gateway.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)  # noqa: ASYNC220
     try:
-        async with asyncio.timeout(100), loopback_client() as client:
+        async with asyncio.timeout(PATIENCE), loopback_client() as client:
             while True:
                 assert process.poll() is None, (folder / "gateway.log").read_text()[-4000:]
                 try:
@@ -127,26 +137,35 @@ async def gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[str]:
             process.wait()
 
 
+@pytest.mark.timeout(PATIENCE + 60)
 @pytest.mark.skipif(not GATEWAY, reason="ULLAGE_LITELLM is not set")
 async def test_litellm_compresses_with_this_proxy(stub: StartStub, home: Path, proxy: StartProxy) -> None:
-    """Its guardrail for compression, pointed here: what is too long for the model arrives whole and fits."""
+    """Its guardrail for compression, pointed here: what is too long for a model arrives whole and fits, in any API."""
     server = await stub(window=WINDOW)
     front = await proxy(server.url, window=4_000, home=home)
-    model = {"model": "openai/house-model", "api_base": server.url, "api_key": "sk-x"}
+    house = {"model": "openai/house-model", "api_base": server.url, "api_key": "sk-x"}
+    claude = {"model": "anthropic/claude-sonnet-4-5", "api_base": server.root, "api_key": "sk-x"}
+    models = {"house-model": house, "claude": claude}
     guardrail = {"guardrail": "headroom", "mode": "pre_call", "api_base": front.root, "default_on": True}
     config = {
-        "model_list": [{"model_name": "house-model", "litellm_params": model}],
+        "model_list": [{"model_name": name, "litellm_params": given} for name, given in models.items()],
         "general_settings": {"master_key": MASTER_KEY},
         "guardrails": [{"guardrail_name": "ullage", "litellm_params": guardrail}],
     }
     messages = conversation(40)
-    body = {"model": "house-model", "messages": messages}
     async with gateway(home, config) as url:
-        answer = await post(f"{url}/chat/completions", body, authorization=f"Bearer {MASTER_KEY}")
-    assert answer.status_code == 200, answer.text
-    (seen,) = server.chats()
-    sent = json.loads(seen.body)["messages"]
-    assert [each["role"] for each in sent] == [each["role"] for each in messages]
-    assert sent[-1]["content"] == messages[-1]["content"]
-    assert seen.tokens < WINDOW
-    assert "ullage" in answer.headers["x-litellm-applied-guardrails"]
+        for route, api, model in ROUTES:
+            for stream in (False, True):
+                server.forget()
+                body = request_body(api, messages, model=model, stream=stream)
+                if api == "chat":
+                    body["max_tokens"] = 64  # for Claude, LiteLLM asks for the longest answer if none is named
+                answer = await post(f"{url}{route}", body, authorization=f"Bearer {MASTER_KEY}")
+                assert answer.status_code == 200, answer.text
+                assert "ullage" in answer.headers["x-litellm-applied-guardrails"]
+                (seen,) = server.chats("ok")
+                assert seen.tokens < WINDOW
+                kept = (json.dumps(messages[at]["content"])[1:-1] for at in (1, -1))
+                assert all(words in seen.body.decode() for words in kept)
+                if seen.path == "/v1/chat/completions":
+                    assert [each["role"] for each in seen.messages] == [each["role"] for each in messages]
