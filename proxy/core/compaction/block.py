@@ -1,8 +1,9 @@
 """Writes the block, the text that stands for folded rounds: a pure function of the folded items, caps and counter.
 
-A block has up to seven sections between its header and its footer: the user's first request, the pins (later words of
-the user), the user's latest message, a model's summary, the digest, the steps (one line for each round), and the state
-of the work. It is never made from an earlier block, because the client sends the originals again each time.
+A block has up to eight sections between its header and its footer: the user's first request, the pins (later words of
+the user), the user's latest message, a model's summary, the digest, the steps (one line for each round), parts of
+results if room is left, and the state of the work. It is never made from an earlier block, because the client sends the
+originals again each time.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from proxy.core.compaction.excerpts import (
     excerpt,
     mark_tokens,
     overtaken_reports,
+    quoted_results,
     sentences_of,
 )
 from proxy.core.compaction.steps import BULLET, LEAST_ROOM, Steps, rounds_of, sentence_rank
-from proxy.core.compaction.work_state import NO_STATE, STATE, WorkState
+from proxy.core.compaction.work_state import NO_STATE, STATE, FoldedCall, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tokens.counting import unremembered
 from proxy.core.tool_table import NO_TALK, TalkRules
@@ -42,11 +44,23 @@ NEWEST = "The user's latest message, word for word"
 STEPS = "Steps so far"
 """The beginnings of the headings of the other sections; the digest has none."""
 
+RESULTS = "What tools answered at the time, in part:"
+"""The heading of the results."""
+
+RESULTS_FRAME, LEAST_RESULTS = 16, 64
+"""Tokens of that heading, and those below which no result is quoted: they would hold hardly a line."""
+
 STEP_SHARE = 0.25
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
 
 QUOTED_SHARE = 0.5
 """Share of the text's tokens for the digest of a chat in which the user's texts do not all fit (decision 31)."""
+
+MOST_ERROR_LINES = 3
+"""Line ends in the answer of a tool that shows files and failed, at most."""
+
+_SHOWING = ("file_read", "shell_read", "grep", "glob", "list")
+"""Kinds of tools that show what stands in files, or which there are."""
 
 STATE_FRAME = 10
 """Tokens of the heading of the state of the work."""
@@ -70,8 +84,8 @@ class FoldedItems:
 
     ``task`` and ``newest`` are the first and the latest user text, as clipped as they are in the view; empty if the
     carrier holds them. ``user_texts`` are the other folded user texts. ``carrier_text`` is the text of the carrier,
-    which need not be repeated. ``state`` is the state of the work after them, ``outcomes`` are a word or two for each
-    of their calls. ``talk`` tells which sentences later ones overtake. ``arguments`` are those of their calls if they
+    which need not be repeated. ``state`` is the state of the work after them, ``calls`` are their calls with the
+    results. ``talk`` tells which sentences later ones overtake. ``arguments`` are those of their calls if they
     were read before.
     """
 
@@ -81,7 +95,7 @@ class FoldedItems:
     newest: str = ""
     carrier_text: str = ""
     state: WorkState = NO_STATE
-    outcomes: tuple[str, ...] = ()
+    calls: tuple[FoldedCall, ...] = ()
     talk: TalkRules = NO_TALK
     arguments: Mapping[str, Arguments] = field(default_factory=dict)
 
@@ -90,7 +104,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     """The block's text: at most *block_tokens* beside the task and the newest user text.
 
     *text_tokens* of them are for digest and steps, less what a *summary* by a model takes. The tokens that digest and
-    steps leave go to the user's words first, then to the words of the best rounds.
+    steps leave go to the user's words first, then to the words of the best rounds, then to parts of results.
     """
     section = ""
     free = text_tokens
@@ -107,7 +121,7 @@ def render_block(folded: FoldedItems, block_tokens: int, text_tokens: int, count
     block = _joined_sections(folded, section, lists)
     most = block_tokens + sum(map(count, filter(None, (folded.task, folded.newest))))
     # The parts were counted one by one; together they may take a little more.
-    while (excess := count(block) - most) > 0 and (any(lists.steps) or lists.digest):
+    while (excess := count(block) - most) > 0 and (lists.results or any(lists.steps) or lists.digest):
         lists = _shortened(lists, excess, count)
         block = _joined_sections(folded, section, lists)
     return block
@@ -121,6 +135,7 @@ class _Lists:
     digest: list[str]
     steps: list[str]
     state: list[str]
+    results: list[str]
 
 
 def _work_lists(
@@ -139,7 +154,9 @@ def _work_lists(
         state_tokens = sum([count(line) + BULLET for line in state]) + STATE_FRAME
         shown = "\n".join([shown, *state])
     arguments = folded.arguments or read_all_arguments(folded.entries)
-    writer = Steps(rounds_of(folded.entries, folded.outcomes), count, arguments, shown, folded.talk)
+    writer = Steps(
+        rounds_of(folded.entries, [call.outcome for call in folded.calls]), count, arguments, shown, folded.talk
+    )
     steps = writer.lines(step_room - state_tokens)
     digest_room = free
     if are_whole := pins == list(folded.user_texts):
@@ -147,14 +164,25 @@ def _work_lists(
         digest_room = room - pin_tokens
     step_tokens = sum(writer.sizes) + state_tokens
     known = "\n".join([shown, *filter(None, steps)])
-    digest = digest_of(folded.entries, digest_room - step_tokens, count, known, arguments)
+    digest = digest_of(folded.entries, digest_room - step_tokens, count, known, arguments, _shown_files(folded.calls))
     left = room - step_tokens - pin_tokens - digest.tokens
     if left > 0 and not are_whole:
         pins = user_texts.pins(pin_tokens + left)
         left -= user_texts.tokens(pins) - pin_tokens
     if left > LEAST_ROOM:
-        writer.extend(left)
-    return _Lists(pins, digest.lines(), steps, state)
+        left = writer.extend(left)
+    results: list[str] = []
+    if left > LEAST_RESULTS:
+        known = "\n".join([shown, *filter(None, [*pins, *steps]), *digest.lines()])
+        # A result that holds the end of a block would end this one for a reader.
+        calls = [call for call in folded.calls if FOOTER not in call.result]
+        results = quoted_results(calls, arguments, left - RESULTS_FRAME, count, known)
+    return _Lists(pins, digest.lines(), steps, state, results)
+
+
+def _shown_files(calls: Sequence[FoldedCall]) -> set[str]:
+    """The results of *calls* that show what stands in files: a call that fails answers with few lines."""
+    return {call.result for call in calls if call.kind in _SHOWING and call.result.count("\n") > MOST_ERROR_LINES}
 
 
 def _chat_lists(
@@ -185,7 +213,7 @@ def _chat_lists(
     # Lines were counted one by one. Joined they take 3 to 6 % less, which is room for more (decision 33).
     lines = [*(pins or excerpts.user_lines()), *digest.lines(), *excerpts.model_lines()]
     excerpts.choose(room - count("\n".join([f"- {line}" for line in lines if line])))
-    return _Lists(pins or excerpts.user_lines(), digest.lines(), excerpts.model_lines(), [])
+    return _Lists(pins or excerpts.user_lines(), digest.lines(), excerpts.model_lines(), [], [])
 
 
 def _shown(folded: FoldedItems, lines: Iterable[str], section: str) -> str:
@@ -194,7 +222,9 @@ def _shown(folded: FoldedItems, lines: Iterable[str], section: str) -> str:
 
 
 def _shortened(lists: _Lists, tokens: int, count: Count) -> _Lists:
-    """*lists* with about *tokens* less: the oldest steps go first, then the last line of the digest."""
+    """*lists* with about *tokens* less: the oldest result goes first, then steps, then the last line of the digest."""
+    if lists.results:
+        return replace(lists, results=lists.results[1:])
     if not any(lists.steps):
         return replace(lists, digest=lists.digest[:-1])
     remaining = list(lists.steps)
@@ -221,6 +251,8 @@ def _joined_sections(folded: FoldedItems, summary: str, lists: _Lists) -> str:
         sections.append("\n".join(lists.digest))
     if any(lists.steps):
         sections.append("\n".join([STEPS + _gaps(lists.steps), *(f"- {step}" for step in lists.steps if step)]))
+    if lists.results:
+        sections.append("\n".join([RESULTS, *(f"- {line}" for line in lists.results)]))
     if lists.state:
         sections.append("\n".join([STATE + ":", *(f"- {line}" for line in lists.state)]))
     sections.append(FOOTER)

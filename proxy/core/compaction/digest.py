@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from string import ascii_letters, digits
@@ -105,22 +105,24 @@ def digest_of(
     count: Count,
     known: str = "",
     arguments: Mapping[str, Arguments] | None = None,
+    files: Collection[str] = (),
 ) -> Digest:
     """The best digest of *entries* in at most about *tokens*. Names that the text *known* holds are left out.
 
-    *arguments* are those of their calls if they were read before.
+    *arguments* are those of their calls if they were read before. *files* are results that show what stands in files:
+    no line of them reports a failure.
     """
     if arguments is None:
         arguments = read_all_arguments(entries)
     calls = [[arguments[text] for _, text in entry.calls] for entry in entries]
     names = Names(entries, calls, tokens)
     errors, error_tokens = fill(
-        (line for line in _error_lines(entries) if line not in known), tokens * ERROR_SHARE, count
+        (line for line in _error_lines(entries, files) if line not in known), tokens * ERROR_SHARE, count
     )
     commands, command_tokens = fill(_commands(calls), tokens * COMMAND_SHARE, count)
     room = tokens - error_tokens - command_tokens - LABEL * (len(errors) + len(commands))
     shown = Shown(known)
-    files, used = fill(filter(shown.is_new, _files(calls)), room * FILE_SHARE, count)
+    paths, used = fill(filter(shown.is_new, _files(calls)), room * FILE_SHARE, count)
     room -= used
     other_worths = names.worths()
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
@@ -137,9 +139,9 @@ def digest_of(
         more, used = fill(ranked_numbers, room, count)
         numbers += more
         room -= used
-    lists = sum(map(bool, (files, numbers, others)))
+    lists = sum(map(bool, (paths, numbers, others)))
     return Digest(
-        tuple(files),
+        tuple(paths),
         tuple(others),
         tuple(numbers),
         tuple(errors[::-1]),
@@ -270,20 +272,29 @@ def _files(calls: Sequence[Sequence[Arguments]]) -> Iterator[str]:
                     yield value
 
 
-def _error_lines(entries: Sequence[ItemText]) -> Iterator[str]:
-    """Distinct error lines of tool results, newest first."""
+def _error_lines(entries: Sequence[ItemText], files: Collection[str]) -> Iterator[str]:
+    """Distinct error lines of tool results, newest first; of each result the first one, and none of *files*."""
     seen: set[str] = set()
     for entry in reversed(entries):
         if entry.role != "tool":
             continue
-        text = entry.text[:WINDOW]
-        if not _may_fail(text):
-            continue
-        for line in map(str.strip, text.splitlines()):
-            if len(line) <= LONGEST and line not in seen and _reports_failure(line):
+        results = [result for result, _ in reversed(entry.results)] or [entry.text]
+        for result in results:
+            if result in files:
+                continue
+            if line := _error_line(result[:WINDOW], seen):
                 seen.add(line)
                 yield line
-                break
+
+
+def _error_line(text: str, seen: Collection[str]) -> str:
+    """The first line of *text* that reports a failure and is not among *seen*; "" if there is none."""
+    if not _may_fail(text):
+        return ""
+    for line in map(str.strip, text.splitlines()):
+        if len(line) <= LONGEST and line not in seen and _reports_failure(line):
+            return line
+    return ""
 
 
 def _reports_failure(line: str) -> bool:

@@ -174,6 +174,12 @@ STANDARD = lazy_pattern(
 )
 """A name in the standard library of a common language: any model knows it. A file may be called alike."""
 
+_GLUED = lazy_pattern(
+    r"[a-z]{2,}\.(?:We|It|Its|I|He|She|They|You|Our|Your|My|The|This|These|Those|There|Here|Let|Given|However|Overall"
+    r"|Therefore|Thus|Additionally|Furthermore|Moreover|Also|But|Because|Although|Please|What|Which|Upon)"
+)
+"""The end of a sentence with the next one right behind it. Other words with a capital may be members, as in Go."""
+
 _TIME = lazy_pattern(r"\d{1,2}(?::\d{2}){1,2}")
 TIME = 0.3
 """The worth of a time of day, as a share of that of other figures: opening hours are many, and rarely asked for."""
@@ -269,9 +275,11 @@ class Names:
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
         for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
-        for name in worths:
-            if "." in name and "/" not in name and STANDARD.fullmatch(name):
+        for name in [name for name in worths if "." in name and "/" not in name]:
+            if STANDARD.fullmatch(name):
                 worths[name] *= STANDARD_WORTH
+            elif _GLUED.fullmatch(name):
+                del worths[name]
         return worths
 
     def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:

@@ -424,19 +424,23 @@ class Steps:
         calls: list[str] = []
         outcomes = chain(each.outcomes, repeat(""))
         for (name, text), outcome in zip(each.spoken.calls[:MOST_CALLS], outcomes, strict=False):
-            called = self.arguments[text]
-            argument = next(filter(None, map(str.strip, called.plain.splitlines())), "")
-            if called.command and _IN_PARTS.search(text):
-                argument = _SHELL.sub("", called.command)
-            subject = shorten(argument, SUBJECT)
-            if subject == OMITTED:
-                subject += _file_name(argument)
-            call = f"{name}({subject})"
+            call = shown_call(name, text, self.arguments[text])
             if outcome:
                 call += f": {outcome}"
             calls.append(call)
         self._calls[index] = ", ".join(calls)
         return self._calls[index]
+
+
+def shown_call(name: str, text: str, called: Arguments) -> str:
+    """A call on one short line: its tool, and the first of its arguments *called*, which are written as *text*."""
+    argument = next(filter(None, map(str.strip, called.plain.splitlines())), "")
+    if called.command and _IN_PARTS.search(text):
+        argument = _SHELL.sub("", called.command)
+    subject = shorten(argument, SUBJECT)
+    if subject == OMITTED:
+        subject += _file_name(argument)
+    return f"{name}({subject})"
 
 
 def _file_name(argument: str) -> str:

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from operator import attrgetter
 from types import MappingProxyType
 
 from proxy.core.apis.base import ApiFormat
@@ -255,7 +254,7 @@ def _folded_items(
         newest,
         carrier_text,
         work_state(calls, tools, arguments),
-        tuple(map(attrgetter("outcome"), calls)),
+        tuple(calls),
         tools.work.talk,
         arguments,
     )

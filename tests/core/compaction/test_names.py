@@ -133,6 +133,13 @@ def test_names_of_standard_libraries_give_way() -> None:
     assert not any(STANDARD.fullmatch(name) for name in ("os", "json.py", "queue.ts", "self.os"))
 
 
+def test_the_end_of_a_sentence_and_the_next_word_are_no_name() -> None:
+    """Some clients lose the blank between sentences. A member with a capital, as in Go, is a name."""
+    text = "It needs some thought.We read fmt.Println and errors.New for better management.Overall it works"
+    names = digest_of([ItemText("assistant", text)], 60, count_tokens).names
+    assert set(names) == {"fmt.Println", "errors.New"}
+
+
 @pytest.mark.parametrize("word", ["Jan5", "12345", "3f2a9c", "ValueError", "readFile", "Berlin", "hello", "AB12"])
 def test_a_text_of_one_word_has_the_names_that_it_has_in_a_sentence(word: str) -> None:
     """A text without signs takes a shorter way, which finds the same."""
