@@ -23,6 +23,7 @@ import pytest
 from proxy.cli.doctor import examine
 from proxy.settings import load
 from tests.conftest import StartProxy
+from tests.support.api_formats import request_body
 from tests.support.chat_client import read_chat_stream
 from tests.support.loopback import loopback_client
 from tests.support.ports import free_port
@@ -32,6 +33,8 @@ from tests.support.sample_conversations import AGENT_TOOLS, agent_round, agent_s
 BINARY, MODEL = os.environ.get("ULLAGE_LLAMA_SERVER", ""), os.environ.get("ULLAGE_LLAMA_MODEL", "")
 WINDOW = 8192
 TURNS = 40
+ENDS = {"messages": '"output_tokens"', "responses": '"completed"'}
+"""What stands at the end of every answer."""
 TOLD = [pytest.param(WINDOW, id="window_told"), pytest.param(None, id="window_unknown")]
 pytestmark = [
     pytest.mark.real_server,
@@ -113,6 +116,22 @@ async def test_a_chat(llama: str, proxy: StartProxy, window: int | None) -> None
             answer, finish = await ask(client, messages)
             assert finish, f"turn {turn} ended without a finish reason"
             messages.append({"role": "assistant", "content": f"{spoken['content']} {answer['content']}".strip()})
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_the_other_apis(llama: str, proxy: StartProxy, api: str) -> None:
+    """An agent's session of three windows is answered in each API, streaming and not."""
+    front = await proxy(llama)
+    headers = {"anthropic-version": "2023-06-01", "authorization": "Bearer mine"}
+    limit = {"messages": "max_tokens", "responses": "max_output_tokens"}[api]
+    async with loopback_client(timeout=300) as client:
+        for rounds in range(5, TURNS + 1, 5):
+            for stream in (False, True):
+                body = request_body(api, agent_session(rounds, 450), AGENT_TOOLS, model="local", stream=stream)
+                answer = await client.post(f"{front.url}/{api}", json={**body, limit: 24}, headers=headers)
+                assert answer.status_code == 200, answer.text
+                assert ENDS[api] in answer.text
+    assert answer.headers["x-ullage-outcome"] == "compacted"
 
 
 async def test_the_doctor_finds_it_well(llama: str) -> None:
