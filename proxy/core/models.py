@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 from msgspec import structs
 
-from proxy.core.errors import NotFound
+from proxy.core.errors import InvalidRequest, NotFound
 
 WindowSource = Literal["configured", "server", "learned", "table", "assumed", "unknown"]
 """The source of a window's size, the most trusted first."""
@@ -148,6 +148,12 @@ MOST_ROUTES = 1_000
 """Model names whose route is cached: names come from clients and must not fill the memory."""
 
 
+LONGEST_NAME = 2_048
+"""Characters of the longest model name. Amazon's are the longest ones:
+https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_InvokeModel.html
+"""
+
+
 class ModelRule(msgspec.Struct, frozen=True):
     """One rule of the configuration: models that match the glob *pattern* go to *upstream* with these limits.
 
@@ -276,10 +282,12 @@ class Catalogue:
         """Return the route of *model* for a body of *size* bytes.
 
         For a body that fits every window, no server is queried for its window. Raises ``NotFound`` if no rule matches
-        and there is no default upstream.
+        and there is no default upstream, and ``InvalidRequest`` for a longer name than any model has.
         """
         cached = self._cached.get(model)
         if cached is None:
+            if len(model) > LONGEST_NAME:
+                raise InvalidRequest(f"A model's name has at most {LONGEST_NAME:,} characters.")
             if len(self._cached) >= MOST_ROUTES:
                 self._cached.clear()
                 self._with_reports.clear()

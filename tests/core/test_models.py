@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from proxy.core.errors import NotFound
+from proxy.core.errors import InvalidRequest, NotFound
 from proxy.core.models import (
     COMPRESS,
+    LONGEST_NAME,
     MOST_ROUTES,
     Catalogue,
     LazyTable,
@@ -123,6 +124,15 @@ def test_many_names_are_still_resolved_right() -> None:
     first = [catalogue.resolve(name) for name in names]
     assert [catalogue.resolve(name) for name in names] == first
     assert {route.upstream for route in first if route.model.startswith("b")} == {"b"}
+
+
+def test_a_name_that_would_fill_the_memory_is_refused() -> None:
+    """Names are remembered in several places: a client that sends megabytes of them must not end the process."""
+    catalogue = Catalogue([ModelRule("*", "a", window=1)], TABLE, "main")
+    assert catalogue.resolve("m" * LONGEST_NAME).upstream == "a"
+    with pytest.raises(InvalidRequest, match="at most 2,048 characters"):
+        catalogue.resolve("m" * (LONGEST_NAME + 1))
+    assert [len(route.requested_model) for route in catalogue.cached_routes()] == [LONGEST_NAME]
 
 
 def test_what_the_server_tells_comes_between_configuration_and_table() -> None:
