@@ -68,6 +68,7 @@ RULES: Final = (
     PromptRule("qwen-code", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
     PromptRule("qwen-code", "user", "First, reason in your <analysis> block. Then, produce the <state_snapshot>"),
     PromptRule("qwen-code", "system", "You are the component that summarizes"),
+    PromptRule("qwen-code", "user", "You are the component that summarizes"),  # there it shares the prompt cache
     PromptRule("cline", "user", '<explicit_instructions type="summarize_task"'),
     PromptRule("cline", "user", '<explicit_instructions type="condense"'),
     PromptRule("continue", "user", "Please provide a concise summary of our conversation so far, capturing the key"),

@@ -67,6 +67,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": CLAUDE}
             {"tools": TOOLS},
             "qwen-code",
         ),
+        (
+            [user("Go on."), user("You are the component that summarizes internal chat history")],
+            {"tools": TOOLS},
+            "qwen-code",
+        ),
         ([user('<explicit_instructions type="summarize_task">\nThe current', "<environment_details>")], {}, "cline"),
         ([user("Please summarize our conversation so far.")], {}, "other"),
         ([user("x" * 9000 + "\nNow write a detailed summary of this session.")], {"tool_choice": "none"}, "other"),
