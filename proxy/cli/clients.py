@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any, Final
 
@@ -96,6 +96,13 @@ class ClientFacts:
     window: int | None = None
     output: int | None = None
     real_window: int | None = None
+
+    def at(self, address: str, *, roomy: bool = False) -> ClientFacts:
+        """Return these facts with the proxy's *address*; if *roomy*, with a window ten times as large."""
+        window = self.window
+        if roomy and window is not None:
+            window *= 10
+        return replace(self, root=address.rstrip("/").removesuffix("/v1"), window=window)
 
 
 def clients() -> dict[str, Client]:

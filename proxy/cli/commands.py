@@ -16,7 +16,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +44,7 @@ from proxy.cli.run import run
 from proxy.garbage import pause_collections, resume_collections, without_collections
 
 if TYPE_CHECKING:
-    from proxy.cli.clients import Client, ClientFacts
+    from proxy.cli.clients import Client
     from proxy.cli.explain import Fitted
     from proxy.cli.session_files import Session
     from proxy.settings import Settings
@@ -460,7 +459,7 @@ def connect(
 
     by_name = clients()
     if client is None:
-        _list_clients(by_name)
+        typer.echo("\n".join(f"{name:16}{known.title} ({known.api})" for name, known in by_name.items()))
         return
     if write and undo:
         fail(MISUSED, "Give --write or --undo, not both.")
@@ -475,9 +474,9 @@ def connect(
         else:
             from proxy.cli.models import client_facts
 
-            facts = client_facts(settings, key or chosen.key, model, window)
             address = url or local_address(settings.server.host, settings.server.port)
-            facts = _facts_at(address, facts, roomy=roomy)
+            facts = client_facts(settings, key or chosen.key, model, window)
+            facts = facts.at(address, roomy=roomy)
             journal_to_write = None
             if write:
                 journal_to_write = journal
@@ -485,11 +484,6 @@ def connect(
     except (commands.ConnectError, OSError) as error:
         fail(REFUSED, commands.reason(error))
     typer.echo("\n".join(lines))
-
-
-def _list_clients(by_name: Mapping[str, Client]) -> None:
-    for name, client in by_name.items():
-        typer.echo(f"{name:16}{client.title} ({client.api})")
 
 
 def _client_named(name: str, by_name: Mapping[str, Client]) -> Client:
@@ -500,14 +494,6 @@ def _client_named(name: str, by_name: Mapping[str, Client]) -> Client:
             advice = f"Did you mean {similar[0]}? {advice}"
         fail(MISUSED, f"No client is called {name}. {advice}")
     return by_name[name]
-
-
-def _facts_at(address: str, facts: ClientFacts, *, roomy: bool) -> ClientFacts:
-    """Return *facts* with the proxy's *address*; if *roomy*, with a window ten times as large as the model's."""
-    window = facts.window
-    if window and roomy:
-        window = 10 * window
-    return replace(facts, root=address.rstrip("/").removesuffix("/v1"), window=window)
 
 
 # Options behind the client's name are the client's own.

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -101,7 +101,7 @@ def run(
     facts = client_facts(settings, key, model, window)
 
     def launch(root: str) -> Launch:
-        return launch_of(client, replace(facts, root=root), arguments, [by_name[name] for name in COMMON_CLIENTS])
+        return launch_of(client, facts.at(root), arguments, [by_name[name] for name in COMMON_CLIENTS])
 
     raise typer.Exit(_serve(settings, launch, log))
 

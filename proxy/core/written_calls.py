@@ -188,11 +188,13 @@ def with_written_result(item: Item, raw: bytes, text_format: TextToolFormat, cou
     return replace(item, user_tokens=user_tokens, facts=UNREAD, written_result=written)
 
 
-def join_written_results(items: Sequence[Item], start: int, with_calls: Callable[[int], Item]) -> tuple[Item, ...]:
+def join_written_results(
+    items: Sequence[Item], start: int, calls_in: Callable[[int], WrittenCalls]
+) -> tuple[Item, ...]:
     """Return *items*, with those from *start* on that answer a call written as text turned into tool items.
 
-    *with_calls* returns the item of an index with the calls in its text, which are looked for only if a result follows.
-    Each item depends only on the items before it, so it is the same in every later request.
+    *calls_in* returns the calls in the text of an item by its index. It is called only if a result follows. Each item
+    depends only on the items before it, so it is the same in every later request.
     """
     joined = list(items)
     caller = _last_caller(items, start)
@@ -201,7 +203,7 @@ def join_written_results(items: Sequence[Item], start: int, with_calls: Callable
         if item.role == "assistant":
             caller = index
         elif item.role == "user":
-            if _is_answer(item, joined, caller, with_calls):
+            if _is_answer(item, joined, caller, calls_in):
                 joined[index] = replace(item, role="tool", answers=(written_id(caller),))
             else:
                 joined[index] = replace(item, facts=None)  # it looks like a result at most
@@ -209,13 +211,13 @@ def join_written_results(items: Sequence[Item], start: int, with_calls: Callable
     return tuple(joined)
 
 
-def _is_answer(item: Item, items: list[Item], caller: int, with_calls: Callable[[int], Item]) -> bool:
+def _is_answer(item: Item, items: list[Item], caller: int, calls_in: Callable[[int], WrittenCalls]) -> bool:
     """Return True if the user's *item* is the result of a call in the text of ``items[caller]``, which is read."""
     written = item.written_result
     if written is None or caller < 0 or items[caller].calls:
         return False
     if items[caller].written_calls is None:
-        items[caller] = with_calls(caller)
+        items[caller] = replace(items[caller], written_calls=calls_in(caller))
     return _may_answer(written, items[caller].written_calls)
 
 

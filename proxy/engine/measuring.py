@@ -166,7 +166,7 @@ class Measurer:
             stated = int(budget.window * max(1.0, token_ratio))
         return MeasuredRequest(
             request=request,
-            known=KnownRoute(route, known.window, known.window_source, stated, token_ratio),
+            known=structs.replace(known, stated_window=stated),
             parsed=reading,
             size=load_of(len(reading.body), len(reading.items)),
             light_size=LIGHT_ITEM * len(reading.items),

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 from proxy.core.apis.base import PER_REPLY, ApiFormat
 from proxy.core.apis.envelope import SYSTEM, TOOLS, Envelope, read_envelope
-from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan
+from proxy.core.apis.json_scan import MOST_ITEMS, Scan, Span, extend, scan, utf8_text
 from proxy.core.apis.tool_declarations import reads_declarations, tools_tokens
 from proxy.core.conversation import (
     EMPTY_LAYOUT,
@@ -25,6 +25,7 @@ from proxy.core.conversation import (
     ItemFacts,
     ItemText,
     Layout,
+    WrittenCalls,
     lay_out,
     linked_size,
     prefix_hashes,
@@ -182,8 +183,8 @@ class Reader:
         longer, size = None, len(body)
         if prefix is not None and len(body) - prefix.border < LARGE:
             longer = extend(body, api_format.LIST, prefix.scan, self.most)
-        if prefix is not None and longer is not None:
-            size = len(body) - prefix.border  # a body that does not continue the list is scanned as a whole
+            if longer is not None:  # a body that does not continue the list is scanned as a whole
+                size -= prefix.border
         return await offload(size, self._locate, api_format, tenant, body, hasher, prefix, longer)
 
     def locate(self, api_format: ApiFormat, tenant: bytes, body: bytes) -> LocatedBody:
@@ -191,8 +192,7 @@ class Reader:
 
         Raises ``InvalidRequest`` if it is no valid body of *api_format*, ``TooManyItems`` if it has too many.
         """
-        hasher, prefix = self._longest_prefix(api_format, tenant, body)
-        return self._locate(api_format, tenant, body, hasher, prefix)
+        return self._locate(api_format, tenant, body, *self._longest_prefix(api_format, tenant, body))
 
     def _longest_prefix(
         self, api_format: ApiFormat, tenant: bytes, body: bytes
@@ -228,7 +228,7 @@ class Reader:
         name = name_in(raw, scope_of(tenant, api_format.API))
         envelope = self._envelopes.get(name)
         if envelope is None:
-            envelope = self._envelopes[name] = read_envelope(_text(raw), api_format.OUTPUT_FIGURES)
+            envelope = self._envelopes[name] = read_envelope(utf8_text(raw), api_format.OUTPUT_FIGURES)
         return LocatedBody(body, scanned, envelope, name, prefix, hasher)
 
     async def read(
@@ -271,7 +271,7 @@ class Reader:
             short = count.short
         items = earlier + new
         if any(item.written_result for item in new):
-            items = self._with_joined_results(api_format, located, items, len(earlier))
+            items = join_written_results(items, len(earlier), partial(self._calls_written_in, api_format, located))
         roles = add_up(items, roles)
         around: CountedMembers | None = None
         if prefix is not None:
@@ -286,17 +286,10 @@ class Reader:
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
         return CountedBody(located.body, located.scan, items, located.envelope, counts, cached, short)
 
-    def _with_joined_results(
-        self, api_format: ApiFormat, located: LocatedBody, items: tuple[Item, ...], start: int
-    ) -> tuple[Item, ...]:
-        """Return *items*, with the results from *start* on that are written as text joined to their calls."""
-
-        def with_calls(index: int) -> Item:
-            text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
-            calls = find_written_calls(text, self.tools.text_format, self.tools.call)
-            return replace(items[index], written_calls=calls)
-
-        return join_written_results(items, start, with_calls)
+    def _calls_written_in(self, api_format: ApiFormat, located: LocatedBody, index: int) -> WrittenCalls:
+        """Return the calls that the item at *index* has in its text."""
+        text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
+        return find_written_calls(text, self.tools.text_format, self.tools.call)
 
     def _count_members(self, located: LocatedBody, scope: int, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""
@@ -313,9 +306,8 @@ class Reader:
         if located.hasher is None or not located.scan.spans:
             return None
         prefix, border = located.cached_prefix, located.scan.spans[-1][1]
-        cached = CachedPrefix(border, located.hasher.digest(border), located.scan, measure, items)
-        cached.roles = roles
-        cached.around = around
+        digest = located.hasher.digest(border)
+        cached = CachedPrefix(border, digest, located.scan, measure, items, roles=roles, around=around)
         included = 0  # items whose bytes are in the prefix's ``linked``
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
@@ -425,10 +417,8 @@ class Reader:
             name = name_in(f"{key}\0{text}".encode("utf-8", "surrogatepass"), scope)
             size = self._sizes.get(name)
             if size is None:
-                counting: Callable[[str, str], Count] = self.count
-                if key in TOOLS:
-                    counting = self.count_tools
-                size = self._sizes[name] = counting(encoding, model)(text)
+                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
+                size = self._sizes[name] = count(text)
             sizes[key] = size
         return sizes
 
@@ -496,17 +486,8 @@ def without_facts(item: Item, raw: bytes, count: Callable[[str], int], tools: To
 @lru_cache(MOST_MEASURES)
 def _measure(encoding: str, model: str) -> str:
     """Return the name of a way of counting: equal for models that count alike."""
-    form = "json"
-    if reads_declarations(model):
-        form = "declared"
+    form = "declared" if reads_declarations(model) else "json"
     return f"{encoding},{prices(model).name},{form}"
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest("The request body is not valid UTF-8.") from None
 
 
 @lru_cache(MOST_SCOPES)

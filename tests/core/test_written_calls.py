@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
-from proxy.core.conversation import Item
+from proxy.core.conversation import Item, WrittenCalls
 from proxy.core.tool_calls import pairs_of
 from proxy.core.written_calls import as_result, find_written_calls, join_written_results, replace_written_result
 from tests.support.engine_fixtures import count_tokens, read_one, tool_map_of_package
@@ -28,11 +28,12 @@ def read(*talk: dict[str, Any], api_format: ApiFormat = chat) -> list[Item]:
     slices = [json.dumps(message).encode() for message in talk]
     items = [read_one(api_format, raw, count_tokens, tool_map_of_package()) for raw in slices]
 
-    def with_calls(index: int) -> Item:
-        text, tools = api_format.read_item_text(slices[index]).text, tool_map_of_package()
-        return replace(items[index], written_calls=find_written_calls(text, tools.text_format, tools.call))
+    return list(join_written_results(items, 0, partial(calls_in, slices, api_format)))
 
-    return list(join_written_results(items, 0, with_calls))
+
+def calls_in(slices: list[bytes], api_format: ApiFormat, index: int) -> WrittenCalls:
+    text, tools = api_format.read_item_text(slices[index]).text, tool_map_of_package()
+    return find_written_calls(text, tools.text_format, tools.call)
 
 
 def model(text: str) -> dict[str, Any]:
@@ -278,11 +279,12 @@ def test_a_result_that_gives_way_keeps_its_frame(content: str, made: str) -> Non
 def test_items_are_settled_the_same_in_every_later_request() -> None:
     """A prefix that was settled before is gone on from, wherever it ended."""
     talk = [TASK, model(ASKS), user(GIVES), user(GIVES), user("And now?"), user(GIVES)]
-    items = [read_one(chat, json.dumps(message).encode(), count_tokens, tool_map_of_package()) for message in talk]
+    slices = [json.dumps(message).encode() for message in talk]
+    items = [read_one(chat, raw, count_tokens, tool_map_of_package()) for raw in slices]
     whole = tuple(read(*talk))
     assert [item.role for item in whole] == ["user", "assistant", "tool", "tool", "user", "user"]
     for end in range(len(items)):
-        assert join_written_results([*whole[:end], *items[end:]], end, whole.__getitem__) == whole
+        assert join_written_results([*whole[:end], *items[end:]], end, partial(calls_in, slices, chat)) == whole
 
 
 @given(

@@ -290,8 +290,8 @@ def _after(body: bytes, at: int, mark: bytes) -> int:
 
 def _exact(body: bytes, key: str) -> Scan:
     """Return the scan by the standard library's scanner: slower, finds duplicates, accepts what ``json`` accepts."""
+    text = utf8_text(body)
     try:
-        text = body.decode("utf-8")
         fields = members(text)
         reject_duplicates(fields)
         value = next((field for field in fields if field.key == key), None)
@@ -300,13 +300,19 @@ def _exact(body: bytes, key: str) -> Scan:
         if text[value.start : value.start + 1] != "[":
             raise InvalidRequest(f"{key!r} must be a list.")
         spans, close = elements(text, value.start)
-    except UnicodeDecodeError:
-        raise InvalidRequest("The request body is not valid UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     if text.isascii():
         return Scan(value.start + 1, close, tuple(spans))
     return _in_bytes(text, value.start + 1, close, spans)
+
+
+def utf8_text(body: bytes) -> str:
+    """Return the text of *body*, or of a part of it. Raises ``InvalidRequest`` if it is no UTF-8."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request body is not valid UTF-8.") from None
 
 
 def reject_duplicates(fields: list[Field]) -> None:
