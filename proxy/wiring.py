@@ -34,7 +34,7 @@ from proxy.engine.quick_check import QuickCheck
 from proxy.engine.reading import Reader
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
-from proxy.engine.token_counts import TokenCounts
+from proxy.engine.token_counts import CountTokens
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.features.opening import FeatureParts, open_features
 from proxy.server import Limits, Models, ServerConfig
@@ -92,7 +92,7 @@ def open_engine(
     features = Features([*open_features(parts), *observers])
     shrunk_tools: ShrunkTools = LRUCache(CACHED_TOOL_ARRAYS)
     routes = KnownRoutes(catalogue, learned, time.monotonic, prepare)
-    measurer = Measurer(catalogue, routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
+    measurer = Measurer(routes, reader, store.records, learned, features, policy, mode, shrunk_tools)
     retries = Retries(measurer, learned)
     classifier = Classifier(configuration.overflow_rules(settings.overflow_rules))
     sending = UpstreamCalls(upstream, catalogue, measurer, retries, classifier, calls or CallSettings(), faults)
@@ -107,7 +107,7 @@ def open_engine(
         retries=retries,
         classifier=classifier,
         features=features,
-        counts=TokenCounts(measurer, learned, sending, counted_by),
+        counts=CountTokens(measurer, learned, sending, counted_by),
         policy=policy,
         clock=time.perf_counter,
         faults=faults,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-Outcome = Literal["verbatim", "compacted", "degraded", "refused"]
+OutcomeName = Literal["verbatim", "compacted", "degraded", "refused"]
 
 ADDED_STAGES: Final = frozenset({"memories", "recall"})
 """Stages that only add to a request: with no other it is not smaller, and not ``compacted``."""
@@ -50,7 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     model: str = ""
     upstream: str = ""
     stream: bool = False
-    outcome: Outcome = "verbatim"
+    outcome: OutcomeName = "verbatim"
     reason: str = ""
     window: int | None = None
     budget: int | None = None

@@ -69,7 +69,7 @@ from proxy.engine.quick_check import QuickCheck
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import GIVE_UP, GiveUp, Run, never_too_lossy, report_of
-from proxy.engine.token_counts import TokenCounts
+from proxy.engine.token_counts import CountTokens
 from proxy.engine.upstream_calls import Accepted, UpstreamCalls
 from proxy.offload import offload
 from proxy.tasks import Faults
@@ -89,7 +89,7 @@ class Engine:
         retries: Retries,
         classifier: Classifier,
         features: Features,
-        counts: TokenCounts,
+        counts: CountTokens,
         policy: Policy,
         clock: Clock,
         faults: Faults,
@@ -175,9 +175,7 @@ class Engine:
         If none does, the requested model's view may lose anything. *count_always* measures the request even if its
         bytes show that it fits; *dry_run* stores nothing. Raises as ``plan`` does.
         """
-        max_loss: MaxLoss | None = None
-        if dry_run:
-            max_loss = "any"
+        max_loss: MaxLoss | None = "any" if dry_run else None
         measured: MeasuredRequest | UncountedView | None = None
         if not count_always:
             measured = await self._quick_check.view(request)
@@ -188,9 +186,7 @@ class Engine:
         first = await self._plan_measured(measured)
         if isinstance(first, Forward):
             return first
-        steps: tuple[str, ...] = ()
-        if await self._allows_fallback(request):
-            steps = measured.known.route.steps
+        steps = measured.known.route.steps if await self._allows_fallback(request) else ()
         for model, step_max_loss in plans_in_order(steps):
             decision = await self._plan_for(request, model, step_max_loss, dry_run=dry_run)
             if isinstance(decision, Forward):
@@ -208,7 +204,7 @@ class Engine:
     async def preview(self, bound: BoundEngine, request: Request) -> tuple[Forward | Reject, Report]:
         """Plan *request* as it would be sent, whatever its view loses, and send nothing.
 
-        Features are told of the view as of one that was answered: its compaction is stored, too.
+        Features note the view as one that was answered, since its compaction is stored, too.
         """
         for feature in self._features.concerned(request):
             request = await feature.prepare(request, bound)

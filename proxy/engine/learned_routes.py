@@ -68,7 +68,7 @@ https://docs.ollama.com/context-length, https://github.com/ggml-org/llama.cpp/tr
 RAISE_ANY = "Raise the server's context (Ollama: num_ctx; llama.cpp: --ctx-size; others: context length, rope scaling)"
 """Advice for a server of unknown kind."""
 
-BYTES_PER_TOKEN = 12
+MOST_BYTES_PER_TOKEN = 12
 """Bytes of a request's JSON per token at most, whitespace and escapes included. English text has 4 to 5, so that the
 quotient is a low estimate: an answer that reports even less was cut."""
 
@@ -93,16 +93,6 @@ class LearnedRoute(msgspec.Struct, frozen=True, rename={"learned_window": "belie
 
     calibration: Calibration
     learned_window: LearnedWindow = NOTHING_LEARNED
-
-    @property
-    def stated_window(self) -> int | None:
-        """The limit that an error stated, in the provider's tokens. It may have expired."""
-        return self.learned_window.stated
-
-    @property
-    def reported_window(self) -> int | None:
-        """The window that the server reported when an error stated that limit."""
-        return self.learned_window.reported
 
 
 class CachedRoute(msgspec.Struct, frozen=True):
@@ -160,7 +150,7 @@ def _uncounted_prompt(view: UncountedView) -> SentPrompt:
     """Return the facts of a request that was sent without a token count, because its window is unknown."""
     body, tenant = view.request.body, view.request.tenant
     is_text = not MEDIA.search(body)
-    return SentPrompt(view.known.route, tenant, len(body) // BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
+    return SentPrompt(view.known.route, tenant, len(body) // MOST_BYTES_PER_TOKEN, b"", -1, is_text, is_counted=False)
 
 
 class LearnedRoutes:
@@ -189,34 +179,27 @@ class LearnedRoutes:
         self.generation = 0
         """Rises with everything that is learned here, so that ``KnownRoutes`` can tell that its values are outdated."""
 
-    def get_cached(self, route: Route, tenant: bytes) -> CachedRoute:
+    def get_cached(self, route: Route, tenant: bytes) -> LearnedRoute:
         """Return what this process learned of *route*; the prior of its model's family if it learned nothing."""
-        return self._cached.get((route.learned_key, tenant)) or CachedRoute(
-            LearnedRoute(prior_calibration(route.model, configured_encoding=route.configured_encoding))
-        )
-
-    def get_fresh(self, route: Route, tenant: bytes) -> CachedRoute | None:
-        """Return what was learned of *route* if the store was read lately; None if other replicas may have more."""
         cached = self._cached.get((route.learned_key, tenant))
-        if cached is not None and self._clock() - cached.read_at < FRESH_SECONDS:
-            return cached
-        return None
-
-    async def get(self, route: Route, tenant: bytes) -> CachedRoute:
-        """Return what this and other replicas learned of *route*; reads the store once in ``FRESH_SECONDS``."""
-        cached = self.get_fresh(route, tenant)
         if cached is not None:
-            return cached
-        key = (route.learned_key, tenant)
+            return cached.learned
+        return LearnedRoute(prior_calibration(route.model, configured_encoding=route.configured_encoding))
+
+    async def get(self, route: Route, tenant: bytes) -> LearnedRoute:
+        """Return what this and other replicas learned of *route*; reads the store once in ``FRESH_SECONDS``."""
         # The clock is read first, so that the value never counts as fresher than it is.
-        before, now = self._cached.get(key), self._clock()
+        key, now = (route.learned_key, tenant), self._clock()
+        before = self._cached.get(key)
+        if before is not None and now - before.read_at < FRESH_SECONDS:
+            return before.learned
         shared = load(await self._records.read_route(tenant, route.learned_key))
-        learned = self.get_cached(route, tenant).learned
+        learned = self.get_cached(route, tenant)
         # What this process learned while the store was read is newer than what was read.
         if shared is not None and self._cached.get(key) is before:
             learned = shared
-        cached = self._cached[key] = CachedRoute(learned, now)
-        return cached
+        self._cached[key] = CachedRoute(learned, now)
+        return learned
 
     def window(self, route: Route, learned: LearnedRoute) -> int | None:
         """Return the window that is in force for *route*, in the provider's tokens; None if it is unknown."""
@@ -224,12 +207,11 @@ class LearnedRoutes:
             return route.window
         return window_now(route, learned.learned_window, self._wall())
 
-    def known_route(self, route: Route, tenant: bytes, cached: CachedRoute, most: int | None) -> KnownRoute:
+    def known_route(self, route: Route, tenant: bytes, learned: LearnedRoute, most: int | None) -> KnownRoute:
         """Return *route* with its window and ratio. The window is at most *most* provider tokens if that is set.
 
         ``stated_window`` is set only for a learned window, if an error stated it.
         """
-        learned = cached.learned
         window = self.window(route, learned)
         source: str = route.source
         if window != route.window:
@@ -247,18 +229,18 @@ class LearnedRoutes:
         An inferred window limits what is sent, but no request is refused for it: one short failure of a server can
         look like a small window.
         """
-        taught = self.get_cached(route, tenant).learned.learned_window
+        taught = self.get_cached(route, tenant).learned_window
         return route.window_after(learned_window.stated_limit(taught, self._wall()), taught.reported)
 
     def learn_refusal(
         self, route: Route, tenant: bytes, overflow: Overflow, counted: int | None, output: int = 0
-    ) -> CachedRoute:
-        """Learn from an *overflow* that refused a view of *counted* tokens (our count); return the updated route.
+    ) -> None:
+        """Learn from an *overflow* that refused a view of *counted* tokens (our count).
 
         *output* is the output figure that was sent along, in the provider's tokens.
         """
         self._served.pop((route.learned_key, tenant), None)
-        learned, now = self.get_cached(route, tenant).learned, self._wall()
+        learned, now = self.get_cached(route, tenant), self._wall()
         taught, limit = learned.learned_window, overflow.window
         requested_output = max(overflow.output or 0, overflow.requested or 0, output)
         # A limit that cannot be true of this request is not learned; that the request was refused is true anyway.
@@ -269,13 +251,13 @@ class LearnedRoutes:
         calibration = learned.calibration
         if overflow.prompt and counted:
             calibration = with_report(calibration, counted, overflow.prompt)
-        return self._save(route, tenant, LearnedRoute(calibration, taught))
+        self._save(route, tenant, LearnedRoute(calibration, taught))
 
     def learn_late_overflow(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> None:
         """Learn from an answer that reached the window's end after it had begun."""
         if overflow.kind not in ("input", "input_plus_output", "stop"):
             return
-        learned, now = self.get_cached(sent.route, sent.tenant).learned, self._wall()
+        learned, now = self.get_cached(sent.route, sent.tenant), self._wall()
         counted: int | None = None
         if sent.is_counted:
             counted = sent.tokens
@@ -297,8 +279,7 @@ class LearnedRoutes:
     def learn_usage(self, sent: SentPrompt, reported: int) -> bool:
         """Learn from the prompt tokens *reported* for a view; True if they show that the provider cut it silently."""
         route, tenant, counted = sent.route, sent.tenant, sent.tokens
-        cached = self.get_cached(route, tenant)
-        learned = cached.learned
+        learned = self.get_cached(route, tenant)
         if sent.is_text and is_truncated(learned.calibration, counted, reported):
             self._learn_silent_cut(sent, learned, reported)
             return True
@@ -318,8 +299,9 @@ class LearnedRoutes:
             self._save(route, tenant, LearnedRoute(calibration, taught))
         elif calibration != learned.calibration:
             # Only the evidence changed, and the factor did not: not worth a write to the store for every answer.
-            learned = LearnedRoute(calibration, learned.learned_window)
-            self._cached[route.learned_key, tenant] = CachedRoute(learned, cached.read_at)
+            key = (route.learned_key, tenant)
+            cached = self._cached.get(key) or CachedRoute(learned)
+            self._cached[key] = structs.replace(cached, learned=LearnedRoute(calibration, taught))
         return False
 
     def _remember_served(self, route: Route, tenant: bytes, reported: int) -> None:
@@ -376,9 +358,9 @@ class LearnedRoutes:
                 return anchor
         return None
 
-    def _save(self, route: Route, tenant: bytes, learned: LearnedRoute) -> CachedRoute:
-        before, now = self.get_cached(route, tenant).learned, self._wall()
-        cached = self._cached[route.learned_key, tenant] = CachedRoute(learned, self._clock())
+    def _save(self, route: Route, tenant: bytes, learned: LearnedRoute) -> None:
+        before, now = self.get_cached(route, tenant), self._wall()
+        self._cached[route.learned_key, tenant] = CachedRoute(learned, self._clock())
         self.generation += 1
         self._records.save_route(tenant, route.learned_key, msgspec.msgpack.encode(learned))
         window = window_now(route, learned.learned_window, now)
@@ -388,7 +370,6 @@ class LearnedRoutes:
                 how = "stated"
             facts = {"upstream": route.upstream, "model": route.model, "observed_window": window, "kind": how}
             self._warn("upstream.window_learned", facts)
-        return cached
 
 
 class RememberedRoute(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from proxy.core.decisions import (
     TooLossy,
     UncountedView,
 )
-from proxy.core.models import Catalogue, Route
+from proxy.core.models import Route
 from proxy.core.request import Mode, Request
 from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.features import Features
@@ -45,7 +45,6 @@ class Measurer:
 
     def __init__(
         self,
-        catalogue: Catalogue,
         routes: KnownRoutes,
         reader: Reader,
         records: Records,
@@ -56,7 +55,6 @@ class Measurer:
         shrunk_tools: ShrunkTools,
     ) -> None:
         self.policy = policy
-        self._catalogue = catalogue
         self._routes = routes
         self._reader = reader
         self._records = records
@@ -111,9 +109,7 @@ class Measurer:
         Raises ``InvalidRequest`` and ``NotFound``.
         """
         located = await self.located(request)
-        route = self._catalogue.resolve(request.path_model or located.envelope.model, len(request.body))
-        learned = await self._learned.get(route, request.tenant)
-        known = self._learned.known_route(route, request.tenant, learned, request.options.window)
+        known = (await self._routes.get(request, request.path_model or located.envelope.model)).known
         return await self.count(request, located, known, known.window or assumed_window)
 
     async def located(self, request: Request) -> LocatedBody:

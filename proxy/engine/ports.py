@@ -239,8 +239,8 @@ class CachedPrompt(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Prefix(msgspec.Struct, frozen=True):
-    """A prefix of a conversation: its ``length`` in items, its hash (16 bytes), and its tokens by our count."""
+class SummaryPrefix(msgspec.Struct, frozen=True):
+    """A prefix that may have a summary: its ``length`` in items, its hash (16 bytes), and its tokens by our count."""
 
     length: int
     prefix_hash: bytes
@@ -265,7 +265,7 @@ class SummaryRequest:
     route: Route
     root_hash: bytes
     last_compaction: bytes
-    prefixes: tuple[Prefix, ...]
+    prefixes: tuple[SummaryPrefix, ...]
     folded: int
     cap: int
     quantised_cap: int
@@ -277,7 +277,7 @@ class SummaryRequest:
     requested: bool = False
 
     @property
-    def prefix(self) -> Prefix:
+    def prefix(self) -> SummaryPrefix:
         """The prefix to summarise: the longest."""
         return self.prefixes[-1]
 

@@ -23,6 +23,7 @@ from msgspec import structs
 
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord, dump, load
 from proxy.core.compaction.schedule import CompactionTarget
+from proxy.core.compaction.truncate import BYTES_PER_TOKEN
 from proxy.core.compaction.view import NO_TEXTS, OriginalItems, same_block, write_texts
 from proxy.core.conversation import ItemText, Layout
 from proxy.core.decisions import CountedView, LookedUp, MeasuredRequest, NeedBlock, Policy, UncountedView, View, Written
@@ -52,9 +53,6 @@ LONG_PARAGRAPH = 8_192
 
 NEED_NO_SUMMARY = 4_096
 """Conversations that are remembered as needing no summary yet."""
-
-BYTES_PER_TOKEN = 4
-"""Bytes of a body per token, about: turns a bound by bytes into an estimate."""
 
 RecordKey = tuple[str, bytes]
 """A route's name and the prefix hash at a record's boundary."""

@@ -67,7 +67,7 @@ class Retries:
 
     def after_content(self, sent: SentPrompt, overflow: Overflow, usage: Usage) -> Overflow | None:
         """Return *overflow*, which came behind content, if it can be true of *sent* and is sure; else None."""
-        learned = self._learned.get_cached(sent.route, sent.tenant).learned
+        learned = self._learned.get_cached(sent.route, sent.tenant)
         counted = usage.input_tokens
         if counted is None and sent.is_counted:
             counted = int(sent.tokens * learned.calibration.factor)
@@ -142,8 +142,8 @@ class Retries:
     def _known_route(self, view: View) -> KnownRoute:
         """Return the route of *view* with what is known of it by now."""
         request, route = view.request, view.known.route
-        cached = self._learned.get_cached(route, request.tenant)
-        return self._learned.known_route(route, request.tenant, cached, request.options.window)
+        learned = self._learned.get_cached(route, request.tenant)
+        return self._learned.known_route(route, request.tenant, learned, request.options.window)
 
     async def _comparable_tokens(self, view: View, located: LocatedBody) -> int | None:
         """Return the tokens of *view* by our own count; None if the provider counts input that is not in the body."""

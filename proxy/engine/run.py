@@ -32,7 +32,7 @@ from proxy.core.decisions import (
 )
 from proxy.core.errors import UllageError
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, Outcome, Report
+from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, OutcomeName, Report
 from proxy.core.request import ALL_ITEMS, Request, public_session_name
 from proxy.core.tokens.allocation import Allocation, borrowed
 from proxy.core.tokens.counting import regions, to_provider_tokens
@@ -209,7 +209,7 @@ def report_of(view: View, policy: Policy, **facts: Any) -> Report:
     if measured.has_facts:
         pairs = pairs_of(measured.parsed.items, 0, len(measured.parsed.items))
     members |= _optional_part(view, policy.rules.allocation, by_region, pairs) | facts
-    outcome: Outcome = "verbatim"
+    outcome: OutcomeName = "verbatim"
     reason, stages = _counted_reason(view), edits.stages
     if request.prepared:
         stages = _all_stages(request, stages)
@@ -291,7 +291,7 @@ def _base(request: Request, known: KnownRoute, model: str, session: str) -> dict
     }
 
 
-def _outcome(request: Request, *, edited: bool) -> Outcome:
+def _outcome(request: Request, *, edited: bool) -> OutcomeName:
     if edited or not ADDED_STAGES.issuperset(request.prepared):
         return "compacted"
     if request.fallback_model:

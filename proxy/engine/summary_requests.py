@@ -11,7 +11,7 @@ from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
 from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
 from proxy.core.tokens.budget import rounded_down
-from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
+from proxy.engine.ports import CachedPrompt, SummaryPrefix, SummaryRequest
 
 LEAST_SUMMARY = 96
 """Tokens of the smallest cap for a summary: below it the digest, which needs no model, holds more facts."""
@@ -45,7 +45,7 @@ def summary_request_of(
         route=measured.known.route,
         root_hash=measured.root_hash,
         last_compaction=last_compaction,
-        prefixes=tuple(Prefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
+        prefixes=tuple(SummaryPrefix(at, hashes[at - 1], layout.sums[at]) for at in cuts if 0 < at <= cut),
         folded=folded,
         cap=cap,
         quantised_cap=step,

@@ -27,7 +27,7 @@ NO_ROUTE: Final = frozenset({404, 405, 501})
 own, and few other servers have it."""
 
 
-class TokenCounts:
+class CountTokens:
     """Answers ``count_tokens`` from the source that *counted_by* names for each upstream."""
 
     def __init__(
@@ -73,4 +73,4 @@ class TokenCounts:
         counted = structs.replace(view.request, body=view.body)
         route = view.known.route
         tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)
-        return int(tokens * self._learned.get_cached(route, counted.tenant).learned.calibration.factor)
+        return int(tokens * self._learned.get_cached(route, counted.tenant).calibration.factor)

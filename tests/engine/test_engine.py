@@ -186,7 +186,7 @@ async def test_stated_prompt_tokens_correct_the_count(wording: Wording) -> None:
         judge,
         session=chat_body(messages),
     )
-    assert 1.4 <= engine.replica.learned.get_cached(ROUTE, TENANT).learned.calibration.factor <= 1.6
+    assert 1.4 <= engine.replica.learned.get_cached(ROUTE, TENANT).calibration.factor <= 1.6
     for at in range(12):
         messages += agent_round(100 + at, 300)
         await play(
@@ -360,7 +360,7 @@ async def test_what_the_provider_adds_teaches_nothing() -> None:
             answer=b"{}",
         )
         assert not played.answer.learn(Usage(40_000, 5, None))
-        assert engine.replica.learned.get_cached(ROUTE, TENANT).learned.calibration.factor == 1.0
+        assert engine.replica.learned.get_cached(ROUTE, TENANT).calibration.factor == 1.0
 
 
 class Observer(Feature):

@@ -57,13 +57,13 @@ async def test_an_overflow_teaches_every_replica() -> None:
     """A stated limit and prompt are known to the replica that saw them, and to others once they ask."""
     store, clock = DictRecords(), ManualClock()
     here, there = open_routes(store, clock), open_routes(store, clock)
-    assert (await there.get(ROUTE, ONE)).learned.stated_window is None
+    assert (await there.get(ROUTE, ONE)).learned_window.stated is None
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8192, 15_000), 10_000)
-    assert here.get_cached(ROUTE, ONE).learned.stated_window == 8192
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.5
-    assert (await there.get(ROUTE, ONE)).learned.stated_window is None
+    assert here.get_cached(ROUTE, ONE).learned_window.stated == 8192
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.5
+    assert (await there.get(ROUTE, ONE)).learned_window.stated is None
     clock.time += FRESH_SECONDS + 1
-    assert (await there.get(ROUTE, ONE)).learned == here.get_cached(ROUTE, ONE).learned
+    assert (await there.get(ROUTE, ONE)) == here.get_cached(ROUTE, ONE)
 
 
 class SlowRecords(DictRecords):
@@ -92,8 +92,8 @@ async def test_what_is_learned_during_a_read_of_the_store_stays() -> None:
         store.goes_on.set()
 
     read, _ = await asyncio.gather(here.get(ROUTE, ONE), refused())
-    assert read.learned.stated_window == 8192
-    assert here.get_cached(ROUTE, ONE).learned.stated_window == 8192
+    assert read.learned_window.stated == 8192
+    assert here.get_cached(ROUTE, ONE).learned_window.stated == 8192
 
 
 async def test_lessons_stay_with_their_tenant() -> None:
@@ -101,21 +101,21 @@ async def test_lessons_stay_with_their_tenant() -> None:
     store, clock = DictRecords(), ManualClock()
     here = open_routes(store, clock)
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8192), 10_000)
-    assert (await here.get(ROUTE, TWO)).learned.stated_window is None
+    assert (await here.get(ROUTE, TWO)).learned_window.stated is None
 
 
 async def test_a_payload_limit_is_no_window() -> None:
     """Bytes that were too many say nothing about tokens."""
     here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(ROUTE, ONE, Overflow("payload", 32_000_000), 10_000)
-    assert here.get_cached(ROUTE, ONE).learned.stated_window is None
+    assert here.get_cached(ROUTE, ONE).learned_window.stated is None
 
 
 async def test_nonsense_in_the_store_is_a_miss() -> None:
     """A value that is no lesson leaves what this process knows."""
     store = DictRecords()
     store.save_route(ONE, ROUTE.name, b"\xff not a lesson")
-    assert (await open_routes(store, ManualClock()).get(ROUTE, ONE)).learned.calibration.factor == 1.0
+    assert (await open_routes(store, ManualClock()).get(ROUTE, ONE)).calibration.factor == 1.0
 
 
 def expected(here: LearnedRoutes, links: list[bytes], boundary: int, tokens: int, ratio: float) -> int:
@@ -142,7 +142,7 @@ async def test_a_lie_is_no_anchor(reported: int, plain: bool) -> None:
     here = open_routes(DictRecords(), ManualClock())
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"a", -1, plain), reported)
     assert expected(here, [b"a"], -1, 1_000, 1.0) == 1_000
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.0
 
 
 async def test_a_silent_cut_is_flagged() -> None:
@@ -150,7 +150,7 @@ async def test_a_silent_cut_is_flagged() -> None:
     here = open_routes(DictRecords(), ManualClock())
     assert here.learn_usage(SentPrompt(ROUTE, ONE, 10_000, b"a", -1), 4_096)
     assert expected(here, [b"a"], -1, 10_000, 1.0) == 10_000
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.0
 
 
 async def test_a_new_reported_window_replaces_a_stated_one() -> None:
@@ -159,14 +159,14 @@ async def test_a_new_reported_window_replaces_a_stated_one() -> None:
     before = Route("up", "m", 32_768, None, "o200k_base", "server")
     after = Route("up", "m", 65_536, None, "o200k_base", "server")
     here.learn_refusal(before, ONE, Overflow("input", 16_384), 20_000)
-    lesson = here.get_cached(before, ONE).learned
-    assert before.window_after(lesson.stated_window, lesson.reported_window) == 16_384
-    assert after.window_after(lesson.stated_window, lesson.reported_window) == 65_536
+    lesson = here.get_cached(before, ONE)
+    assert before.window_after(lesson.learned_window.stated, lesson.learned_window.reported) == 16_384
+    assert after.window_after(lesson.learned_window.stated, lesson.learned_window.reported) == 65_536
     here.learn_refusal(after, ONE, Overflow("input", 50_000), 60_000)
-    lesson = here.get_cached(after, ONE).learned
-    assert after.window_after(lesson.stated_window, lesson.reported_window) == 50_000
+    lesson = here.get_cached(after, ONE)
+    assert after.window_after(lesson.learned_window.stated, lesson.learned_window.reported) == 50_000
     assert here.learn_usage(SentPrompt(after, ONE, 10_000, b"l" * 16, -1), 13_000) is False
-    assert here.get_cached(after, ONE).learned.reported_window == 65_536
+    assert here.get_cached(after, ONE).learned_window.reported == 65_536
 
 
 async def test_pictures_teach_nothing_about_words() -> None:
@@ -174,12 +174,12 @@ async def test_pictures_teach_nothing_about_words() -> None:
     here = open_routes(DictRecords(), ManualClock())
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 3_000, b"a", -1, is_text=False), 900)
     assert not here.learn_usage(SentPrompt(ROUTE, ONE, 1_000, b"b", -1, is_text=False), 3_000)
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.0
     assert expected(here, [b"a"], -1, 3_000, 1.0) == 900
 
 
 def window(here: LearnedRoutes, route: Route, tenant: bytes = ONE) -> int | None:
-    return here.window(route, here.get_cached(route, tenant).learned)
+    return here.window(route, here.get_cached(route, tenant))
 
 
 async def test_a_stated_limit_expires() -> None:
@@ -193,7 +193,7 @@ async def test_a_stated_limit_expires() -> None:
     assert window(here, ROUTE) == 8_192
     clock.time = STATED_SECONDS
     assert window(here, ROUTE) is None
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.4
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.4
 
 
 async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
@@ -201,7 +201,7 @@ async def test_a_flag_that_changes_the_window_has_lessons_of_its_own() -> None:
     here = open_routes(DictRecords(), ManualClock())
     here.learn_refusal(ROUTE, ONE, Overflow("input", 8_192), 10_000)
     wide = replace(ROUTE, variant="context-1m")
-    assert (await here.get(wide, ONE)).learned.stated_window is None
+    assert (await here.get(wide, ONE)).learned_window.stated is None
     here.learn_refusal(wide, ONE, Overflow("input", 16_384), 20_000)
     assert (window(here, ROUTE), window(here, wide)) == (8_192, 16_384)
 
@@ -280,7 +280,7 @@ async def test_what_was_never_counted_teaches_too() -> None:
     here = open_routes(DictRecords(), ManualClock())
     sent = SentPrompt(ROUTE, ONE, 30_000, b"", -1, is_counted=False)
     assert not here.learn_usage(sent, 90_000)
-    assert here.get_cached(ROUTE, ONE).learned.calibration.factor == 1.0
+    assert here.get_cached(ROUTE, ONE).calibration.factor == 1.0
     assert expected(here, [b""], -1, 100, 1.0) == 100
     assert here.learn_usage(sent, 8_192)
     assert window(here, ROUTE) == 8_192

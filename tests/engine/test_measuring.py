@@ -10,10 +10,13 @@ import pytest
 from msgspec import structs
 
 from proxy.core.errors import ContextTooLong
+from proxy.core.overflow.kinds import Overflow
+from proxy.core.request import Request
 from proxy.core.tokens.allocation import Allocation
 from tests.stub.tokens import count_json
 from tests.support.engine_fixtures import (
     POLICY,
+    TENANT,
     WINDOW,
     Replica,
     chat_body,
@@ -34,6 +37,17 @@ async def test_tools_larger_than_the_window_lose_prose_only() -> None:
     assert len({json.dumps(json.loads(plan.body)["tools"]) for plan in plans}) == 1
     cut = json.loads(plans[0].body)["tools"]
     assert [one["function"]["name"] for one in cut] == [f"look_{at}" for at in range(30)]
+
+
+async def test_features_measure_against_what_was_learned_with_the_same_beta_flag() -> None:
+    """A window that was learned for requests with a flag holds for what a feature measures of such a request, too."""
+    replica, flag = Replica(), "context-1m-2025-08-07"
+    request = Request("chat", chat_body([{"role": "user", "content": "hi"}]), TENANT, "r", window_variant=flag)
+    route = replace(replica.catalogue.resolve("gpt-4o-mini"), variant=flag)
+    replica.learned.learn_refusal(route, TENANT, Overflow("input", limit=WINDOW), 2 * WINDOW)
+    assert (await replica.measurer.measure_anyway(request, 10 * WINDOW)).known.window == WINDOW
+    plain = structs.replace(request, window_variant="")
+    assert (await replica.measurer.measure_anyway(plain, 10 * WINDOW)).known.window is None
 
 
 async def test_a_refusal_speaks_of_the_tools_as_small_as_they_could_be_made() -> None:

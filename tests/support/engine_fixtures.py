@@ -40,7 +40,7 @@ from proxy.engine.reading import Reader, without_facts
 from proxy.engine.records import CompactionRecords
 from proxy.engine.retries import Retries
 from proxy.engine.run import report_of
-from proxy.engine.token_counts import CountedBy, TokenCounts
+from proxy.engine.token_counts import CountedBy, CountTokens
 from proxy.engine.upstream_calls import CallSettings, UpstreamCalls
 from proxy.settings import injected_rules, overflow_rules, tool_map
 from proxy.settings.injected import InjectedTexts
@@ -217,7 +217,7 @@ class Replica:
         self.faults = faults = faults or Faults()
         self.hooks = hooks = Features(features(self))
         routes = KnownRoutes(catalogue, self.learned, time.monotonic, prepare_nothing)
-        self.measurer = Measurer(catalogue, routes, reader, self.book, self.learned, hooks, policy, mode, {})
+        self.measurer = Measurer(routes, reader, self.book, self.learned, hooks, policy, mode, {})
         self.compactions = CompactionRecords(
             reader, self.book, policy, self.records, {}, summaries, Tasks(ignore_failure).spawn
         )
@@ -236,7 +236,7 @@ class Replica:
             retries,
             classifier(),
             hooks,
-            TokenCounts(self.measurer, self.learned, self.calls, counting or {}),
+            CountTokens(self.measurer, self.learned, self.calls, counting or {}),
             policy,
             clock,
             faults,

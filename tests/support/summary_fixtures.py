@@ -12,7 +12,7 @@ from proxy.core.conversation import ItemText
 from proxy.core.models import Route
 from proxy.core.report import SummaryReport
 from proxy.core.request import Origin, Request
-from proxy.engine.ports import CachedPrompt, Prefix, SummaryRequest
+from proxy.engine.ports import CachedPrompt, SummaryPrefix, SummaryRequest
 from proxy.store import Breaker, Patience, SummaryTable
 from proxy.store.encryption import Sealer
 from proxy.store.memory import MemoryBackend
@@ -49,7 +49,7 @@ def summary_request_of(
         sums.append(
             sums[-1] + count_tokens(entry.text) + sum(count_tokens(text) for call in entry.calls for text in call) + 4
         )
-    cuts = tuple(Prefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
+    cuts = tuple(SummaryPrefix(at, at.to_bytes(16, "big"), sums[at]) for at in range(2, len(entries) + 1, 2))
     origin = Origin("/v1/chat/completions", (("Authorization", "Bearer sk-abc"),))
     request = Request("chat", b"", tenant, "r", origin=origin)
     warm = CachedPrompt('{"model":"gpt-4o-mini","messages":[]}', b'{"role":"user","content":"Note 1: it is so."}', 500)

@@ -25,7 +25,7 @@ HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_se
 """Kinds of tools whose results keep only their head. All others keep their end too: it says how the call went."""
 
 BYTES_PER_TOKEN = 4
-"""Bytes of a limit that count as one token while the text is not known."""
+"""Bytes of a text that is not known, or of a body, that count as one token."""
 
 _TRIES = 12
 """Times that a result is cut shorter to come under a number of tokens."""

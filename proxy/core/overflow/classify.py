@@ -61,7 +61,7 @@ With 429 that has to state the limit, too: of the errors collected here none wit
 PAYMENT = 402
 """The status of a lack of credit."""
 
-CREDENTIALS = frozenset({401, PAYMENT, 403})
+ABOUT_CREDENTIALS = frozenset({401, PAYMENT, 403})
 """Statuses about credentials and payment: with them, only a code or a limit below our count is an overflow.
 
 With 401 and 403, a text without figures about the prompt and the window is one, too. Together answers 403:
@@ -296,14 +296,14 @@ def _claim_by_status(
     figures = _with_members(figures, in_members)
     claim = _overflow(chosen, figures, decisive=decisive)
     has_figures = bool(claim.stated) or claim.limit is not None
-    needs_count = chosen.guessed or (status in CREDENTIALS and has_figures)
+    needs_count = chosen.guessed or (status in ABOUT_CREDENTIALS and has_figures)
     return replace(claim, unlikely=needs_count and not decisive, plausible=chosen.plausible)
 
 
 def _fits(status: int, chosen: _Reading) -> bool:
     """True if an answer with *status* can mean what *chosen* does, without a code that says so."""
     states_window = chosen.strong and chosen.names_window and chosen.figures.limit is not None
-    if status in CREDENTIALS:
+    if status in ABOUT_CREDENTIALS:
         names_both = chosen.names_input and chosen.names_window and chosen.figures.limit is None
         return states_window or (names_both and status != PAYMENT)
     if status in FITTING or chosen.means not in _TOO_LONG:
