@@ -11,7 +11,7 @@ from msgspec import structs
 from proxy.core.apis.envelope import TOOLS, Envelope
 from proxy.core.client_compaction import compacting_client
 from proxy.core.compaction.schedule import CompactionTarget, MaxLoss
-from proxy.core.compaction.truncate import shrink_tools
+from proxy.core.compaction.tool_definitions import shrink_tools
 from proxy.core.conversation import UNREAD
 from proxy.core.decisions import (
     API_FORMATS,

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.core.compaction.truncate import clip, shrink_tools
+from proxy.core.compaction.tool_definitions import shrink_tools
+from proxy.core.compaction.truncate import clip
 from proxy.core.conversation import Count
 from proxy.core.decisions import CountedView
 from proxy.server_tools.ranking import ranked
