@@ -25,9 +25,9 @@ class Session:
     """A past conversation as a client of the chat API would have sent it; ``model`` is empty if it is not known."""
 
     name: str
-    model: str = ""
-    messages: Sequence[Message] = field(default=())
-    tools: Sequence[Message] = field(default=())
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[Message] = ()
 
 
 class SessionFile(NamedTuple):

@@ -42,7 +42,7 @@ def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     return cast("re.Pattern[str]", _LazyPattern(pattern, flags))
 
 
-def any_pattern(patterns: Iterable[str], flags: int = 0) -> re.Pattern[str] | None:
+def any_pattern(patterns: Iterable[str]) -> re.Pattern[str] | None:
     """Return a pattern, without groups, that matches where one of *patterns* does; None if these cannot be joined.
 
     If hardly any text matches one of many patterns, this saves nine tenths of the time.
@@ -50,4 +50,4 @@ def any_pattern(patterns: Iterable[str], flags: int = 0) -> re.Pattern[str] | No
     parts = list(patterns)
     if not parts or any(map(_STANDS_ALONE.search, parts)):
         return None
-    return lazy_pattern("|".join([f"(?:{_GROUP_NAME.sub('(?:', part)})" for part in parts]), flags)
+    return lazy_pattern("|".join([f"(?:{_GROUP_NAME.sub('(?:', part)})" for part in parts]))

@@ -49,8 +49,8 @@ class Continued(msgspec.Struct, frozen=True):
     view: CountedView
     reply: Reply
     head: bytes
-    retries: int = 0
-    overflows: int = 0
+    retries: int
+    overflows: int
 
 
 Extend = Callable[[CountedView, int | None], Awaitable[CountedView]]

@@ -65,10 +65,10 @@ class CompactionEntry(msgspec.Struct, frozen=True):
     before: int
     after: int
     folded: int
-    stages: tuple[StageSaving, ...] = ()
-    parts: tuple[BlockPart, ...] = ()
-    summary_by: str = ""
-    block: str = ""
+    stages: tuple[StageSaving, ...]
+    parts: tuple[BlockPart, ...]
+    summary_by: str
+    block: str
 
 
 class AdviceEntry(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class ViewNote(msgspec.Struct, frozen=True):
     at: float
     report: Report
     facts: ViewFacts
-    advice: AdviceEntry | None = None
+    advice: AdviceEntry | None
 
     def compaction(self, *, text: bool) -> CompactionEntry | None:
         """Return the compaction if the view is the first with it, else None; with *text* the block's text is in it."""

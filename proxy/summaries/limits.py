@@ -181,32 +181,24 @@ class SummaryConfig(msgspec.Struct, frozen=True):
 
     def choose_summariser(self, request: SummaryRequest, resolve: Callable[[str], Route]) -> Summariser:
         """Return the configured summariser if the tenant's conversations may go there, else the request's own model."""
-        route = chosen = request.route
+        route, window = request.route, request.window
         if self._may_use_model(request.client_request.tenant):
-            chosen = resolve(self.model)
-        if chosen.name == route.name:
-            return Summariser(
-                upstream=route.upstream,
-                model=route.model,
-                api=request.client_request.api,
-                window=request.window,
-                is_request_model=True,
-                uses_client_headers=True,
-                encoding=route.encoding,
-                configured_headers=self.headers_of(route.requested_model or route.model),
-            )
-        same_upstream, api = chosen.upstream == route.upstream, "chat"
-        if same_upstream:
-            api = request.client_request.api
+            route = resolve(self.model)
+        is_request_model = route.name == request.route.name
+        if is_request_model:
+            route = request.route
+        else:
+            window = int((route.window or UNKNOWN_WINDOW) / _COUNT_RATIO)
+        same_upstream = route.upstream == request.route.upstream
         return Summariser(
-            upstream=chosen.upstream,
-            model=chosen.model,
-            api=api,
-            window=int((chosen.window or UNKNOWN_WINDOW) / _COUNT_RATIO),
-            is_request_model=False,
+            upstream=route.upstream,
+            model=route.model,
+            api=request.client_request.api if same_upstream else "chat",
+            window=window,
+            is_request_model=is_request_model,
             uses_client_headers=same_upstream,
-            encoding=chosen.encoding,
-            configured_headers=self.headers_of(chosen.requested_model or chosen.model),
+            encoding=route.encoding,
+            configured_headers=self.headers_of(route.requested_model or route.model),
         )
 
     def _may_use_model(self, tenant: bytes) -> bool:

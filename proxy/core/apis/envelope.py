@@ -136,12 +136,12 @@ class Envelope(msgspec.Struct, frozen=True):
     stream: bool
     requested_output: int | None
     fields: Mapping[str, Field]
-    least_output: int = 0
-    stored: bool = False
-    has_unseen_input: bool = False
-    provider_compacts_from: int | None = None
-    session: str = ""
-    texts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    least_output: int
+    stored: bool
+    has_unseen_input: bool
+    provider_compacts_from: int | None
+    session: str
+    texts: Mapping[str, str]
 
     def counted(self) -> dict[str, str]:
         """Return the text of every member that a provider counts as input: system texts as they are, others as JSON."""

@@ -20,7 +20,7 @@ from proxy.core.call_arguments import Arguments
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_table import NO_TALK, TalkRules
+from proxy.core.tool_table import TalkRules
 
 # Ranks of sentences.
 
@@ -151,7 +151,7 @@ class Round:
 
     spoken: ItemText
     answered: bool
-    outcomes: tuple[str, ...] = ()
+    outcomes: tuple[str, ...]
 
 
 def overtaken(texts: Sequence[Sequence[str]], acted: Sequence[bool], rules: TalkRules) -> list[frozenset[int]]:
@@ -289,10 +289,10 @@ class Steps:
     rounds: Sequence[Round]
     count: Count
     arguments: Mapping[str, Arguments]
-    known: str = ""
+    known: str
     """Text that the block shows anyway."""
 
-    talk: TalkRules = NO_TALK
+    talk: TalkRules
     """How sentences begin that later ones overtake."""
 
     sizes: list[int] = field(default_factory=list)

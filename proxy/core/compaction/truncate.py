@@ -52,9 +52,8 @@ HEAD_SHARE = 0.6
 
 
 class TruncateLimits(msgspec.Struct, frozen=True):
-    """The most lines and bytes that a tool result keeps, and the share of the room it may take when room is short."""
+    """The most bytes that a tool result keeps, and the share of the room that it may take, when room is short."""
 
-    max_lines: int = 2_000
     max_bytes: int = 50_000
     share: float = 0.10
 
@@ -102,16 +101,15 @@ def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
     return "\n".join(piece for piece in pieces if piece)
 
 
-def truncate_to(text: str, limits: TruncateLimits, tokens: int, count: Count, *, tail: bool) -> str:
-    """*text* within *limits* and at most about *tokens*."""
-    size = limits.max_bytes
-    result = truncate(text, limits.max_lines, size, tail=tail)
+def truncate_to(text: str, lines: int, size: int, tokens: int, count: Count) -> str:
+    """*text* in at most *lines* lines, *size* bytes and about *tokens*: its head and its end."""
+    result = truncate(text, lines, size, tail=True)
     for _ in range(_TRIES):
         result_tokens = count(result)
         if result_tokens <= tokens or result in (MIDDLE, REST):  # nothing but the marker is left
             break
         size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (result_tokens * 32)
-        result = truncate(text, limits.max_lines, size, tail=tail)
+        result = truncate(text, lines, size, tail=True)
     return result
 
 

@@ -19,7 +19,7 @@ from proxy.core.call_arguments import read_all_arguments, read_arguments
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
-from proxy.core.compaction.truncate import TruncateLimits, clip, line_count, truncate_to
+from proxy.core.compaction.truncate import clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
 from proxy.core.conversation import Count, Item, ItemText, Layout
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
@@ -213,19 +213,18 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
     room = tokens - (original.items[index].tokens - sum(sizes))
     cap = common_cap(sizes, max(len(texts), room))
     truncated = [
-        truncate_to(text, _limits(text, size, cap), cap, count, tail=True)
-        for text, size in zip(texts, sizes, strict=True)
+        truncate_to(text, *_limits(text, size, cap), cap, count) for text, size in zip(texts, sizes, strict=True)
     ]
     return original.with_results(index, truncated, media=True)
 
 
-def _limits(text: str, size: int, cap: int) -> TruncateLimits:
-    """Limits that leave a little more than *cap* tokens of *text*, which takes *size*, so that the tokens decide."""
+def _limits(text: str, size: int, cap: int) -> tuple[int, int]:
+    """The lines and bytes of a little more than *cap* tokens of *text*, which takes *size*: the tokens decide then."""
     most = len(text.encode("utf-8", "surrogatepass"))
     if size > cap:
         most = most * cap * 17 // (size * 16)
     lines = line_count(text) + 2  # the marker takes one, and a text of one line is cut inside it
-    return TruncateLimits(lines, most)
+    return lines, most
 
 
 def _folded_items(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from proxy.core.lazy_pattern import lazy_pattern
@@ -344,7 +344,7 @@ class Pattern:
 
     source: str
     regex: re.Pattern[str]
-    crosses: bool = False
+    crosses: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +353,7 @@ class Rule:
 
     means: Meaning
     pattern: Pattern
-    strong: bool = False
+    strong: bool
 
     def matches(self, notions: str) -> bool:
         """True if the pattern matches in *notions*."""
@@ -376,10 +376,10 @@ class OverflowRules:
     lexicon: Lexicon
     rules: tuple[Rule, ...]
     figures: tuple[Pattern, ...]
-    phrases: tuple[Phrase, ...] = ()
-    codes: Mapping[str, Meaning] = field(default_factory=dict)
-    stops: frozenset[str] = frozenset()
-    fields: Mapping[str, Role] = field(default_factory=dict)
+    phrases: tuple[Phrase, ...]
+    codes: Mapping[str, Meaning]
+    stops: frozenset[str]
+    fields: Mapping[str, Role]
 
 
 def read_rules(data: Mapping[str, Any], own: Iterable[Mapping[str, Any]] = ()) -> OverflowRules:

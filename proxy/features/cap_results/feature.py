@@ -12,14 +12,14 @@ from msgspec import structs
 
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import Scan, scan
-from proxy.core.compaction.truncate import HEAD_ONLY, TruncateLimits, is_over, truncate
+from proxy.core.compaction.truncate import HEAD_ONLY, is_over, truncate
 from proxy.core.decisions import API_FORMATS
 from proxy.core.errors import InvalidRequest
 from proxy.core.request import Request
 from proxy.core.tool_table import ToolMap
 from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
-from proxy.features.cap_results.settings import limits_of_results
+from proxy.features.cap_results.settings import ResultLimits, limits_of_results
 from proxy.features.opening import FeatureParts
 from proxy.offload import offload
 
@@ -32,7 +32,7 @@ class CapResults(Feature):
 
     markers = MappingProxyType(dict.fromkeys(API_FORMATS, (b"tool", b"function")))
 
-    def __init__(self, reader: Reader, limits: TruncateLimits) -> None:
+    def __init__(self, reader: Reader, limits: ResultLimits) -> None:
         self._reader = reader
         self._limits = limits
 
@@ -54,7 +54,7 @@ class CapResults(Feature):
         return structs.replace(request, body=body, prepared=("truncate",))
 
 
-def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: TruncateLimits) -> bytes:
+def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limits: ResultLimits) -> bytes:
     """Return *body* with its tool results within *limits*; *body* itself if they are.
 
     Results of reads keep their head, all others head and end.
@@ -64,7 +64,7 @@ def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limi
     for index, (start, end) in enumerate(scanned.spans):
         raw = body[start:end]
         # Every line end is an escape of two bytes, so most items need no closer look.
-        if len(raw) <= limits.max_bytes and raw.count(b"\\n") < limits.max_lines:
+        if len(raw) <= limits.size and raw.count(b"\\n") < limits.lines:
             continue
         capped = _capped_item(body, scanned, index, api, tools, limits)
         if capped is not None:
@@ -76,7 +76,7 @@ def cap_results(body: bytes, scanned: Scan, api: ApiFormat, tools: ToolMap, limi
 
 
 def _capped_item(
-    body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap, limits: TruncateLimits
+    body: bytes, scanned: Scan, index: int, api: ApiFormat, tools: ToolMap, limits: ResultLimits
 ) -> bytes | None:
     """Return an item with its results cut to *limits*; None if it has no result that is too big."""
     raw = body[slice(*scanned.spans[index])]
@@ -86,13 +86,13 @@ def _capped_item(
     texts = [text for text, _ in api.read_item_text(raw).results]
     if len(texts) != len(item.answers):
         return None
-    if not any(is_over(text, limits.max_lines, limits.max_bytes) for text in texts):
+    if not any(is_over(text, *limits) for text in texts):
         return None
     kinds = _call_kinds(body, scanned, index, api, tools)
     cut: list[str] = []
     for call_id, text in zip(item.answers, texts, strict=True):
         keeps_tail = kinds.get(call_id) not in HEAD_ONLY
-        cut.append(truncate(text, limits.max_lines, limits.max_bytes, tail=keeps_tail))
+        cut.append(truncate(text, *limits, tail=keeps_tail))
     return api.with_results(raw, cut, media=True)
 
 

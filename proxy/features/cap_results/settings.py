@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import Field
 
-from proxy.core.compaction.truncate import TruncateLimits
 from proxy.settings import Settings
 from proxy.settings.compression import TruncateStage
 
@@ -21,9 +20,16 @@ class AlwaysTruncate(TruncateStage):
 SECTIONS: Final = (AlwaysTruncate,)
 
 
-def limits_of_results(settings: Settings) -> TruncateLimits | None:
+class ResultLimits(NamedTuple):
+    """The most lines and bytes that every result keeps."""
+
+    lines: int
+    size: int
+
+
+def limits_of_results(settings: Settings) -> ResultLimits | None:
     """Return the limits that every result is capped to; None if results are cut in compactions only."""
     stage = settings.compression.stages.truncate
     if isinstance(stage, AlwaysTruncate) and stage.enabled and stage.always:
-        return TruncateLimits(stage.max_lines, stage.max_bytes)
+        return ResultLimits(stage.max_lines, stage.max_bytes)
     return None

@@ -47,10 +47,10 @@ class ViewRequest:
 
     api: str
     body: bytes = field(repr=False)
-    window: int | None = None
-    target: int | None = None
-    share: float | None = None
-    keep_items: bool | None = None
+    window: int | None
+    target: int | None
+    share: float | None
+    keep_items: bool | None
 
 
 class UnusableBody(InvalidRequest):

@@ -15,7 +15,6 @@ from proxy.core.compaction.truncate import (
     REST,
     SHORT_MARKER,
     Spared,
-    TruncateLimits,
     clip,
     clip_levels,
     fair_level,
@@ -91,7 +90,7 @@ def test_whatever_the_text_the_limits_hold(text: str, lines: int, size: int, tai
 @given(st.integers(40, 400), st.sampled_from([LINES, "word " * 4000, "漢字" * 4000]))
 def test_tokens_are_a_limit_too(tokens: int, text: str) -> None:
     """The result takes at most so many tokens."""
-    assert count_tokens(truncate_to(text, TruncateLimits(), tokens, count_tokens, tail=True)) <= tokens
+    assert count_tokens(truncate_to(text, 2_000, 50_000, tokens, count_tokens)) <= tokens
 
 
 def test_a_text_of_which_only_the_marker_is_left_is_cut_no_further() -> None:
@@ -102,7 +101,7 @@ def test_a_text_of_which_only_the_marker_is_left_is_cut_no_further() -> None:
         counted.append(text)
         return count_tokens(text)
 
-    assert truncate_to("1\tdone, all of it", TruncateLimits(max_bytes=10), 1, count, tail=True) == MIDDLE
+    assert truncate_to("1\tdone, all of it", 2_000, 10, 1, count) == MIDDLE
     assert len(counted) <= 2
 
 

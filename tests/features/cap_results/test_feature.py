@@ -10,16 +10,17 @@ import pytest
 from proxy.core.apis import chat, messages, responses
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_scan import scan
-from proxy.core.compaction.truncate import MIDDLE, REST, TruncateLimits
+from proxy.core.compaction.truncate import MIDDLE, REST
 from proxy.features.cap_results.feature import CapResults, cap_results
+from proxy.features.cap_results.settings import ResultLimits
 from tests.support.engine_fixtures import FeaturesOf, chat_body, message_slices, tool_map_of_package, without_features
 from tests.support.scripted_upstream import EngineFixture, agent_request, read_whole
 from tests.support.transcript import play
 
-LIMITS = TruncateLimits(100, 5_000)
+LIMITS = ResultLimits(100, 5_000)
 
 
-def capping(limits: TruncateLimits) -> FeaturesOf:
+def capping(limits: ResultLimits) -> FeaturesOf:
     """The feature with *limits*."""
     return lambda replica: [CapResults(replica.reader, limits)]
 
@@ -89,7 +90,7 @@ def test_an_image_does_not_keep_the_text_beside_it_from_being_capped(api: str, a
     holder = item["content"][0] if api == "messages" else item
     text, image = holder["output" if api == "responses" else "content"]
     assert MIDDLE in text["text"]
-    assert text["text"].count("\n") <= LIMITS.max_lines
+    assert text["text"].count("\n") <= LIMITS.lines
     assert image == IMAGES[api]
     assert cap_results(once, scan(once, api_format.LIST), api_format, tool_map_of_package(), LIMITS) is once
 
@@ -107,7 +108,7 @@ def test_later_messages_change_nothing() -> None:
 async def test_what_is_counted_is_what_would_be_sent(window: int | None) -> None:
     """Results that are capped before they are first sent are counted as capped, known window or not."""
     counts = []
-    for limits in (None, TruncateLimits(5, 50_000)):
+    for limits in (None, ResultLimits(5, 50_000)):
         features = capping(limits) if limits else without_features
         engine = EngineFixture(window, counting="own", features=features)
         (played,) = await play("client >> session, count", engine, session=agent_request("messages", 6))

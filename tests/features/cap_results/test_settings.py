@@ -1,7 +1,6 @@
 """The settings by which every result is capped."""
 
-from proxy.core.compaction.truncate import TruncateLimits
-from proxy.features.cap_results.settings import AlwaysTruncate, limits_of_results
+from proxy.features.cap_results.settings import AlwaysTruncate, ResultLimits, limits_of_results
 from proxy.features.settings import AllSettings
 from proxy.settings import Settings
 from tests.support.settings_files import problems
@@ -16,7 +15,7 @@ def test_results_are_capped_if_both_switches_are_on():
     assert limits_of_results(Settings()) is None
     assert limits() is None
     assert limits(always=True, enabled=False) is None
-    assert limits(always=True, max_lines=40, max_bytes=1_000) == TruncateLimits(40, 1_000)
+    assert limits(always=True, max_lines=40, max_bytes=1_000) == ResultLimits(40, 1_000)
 
 
 def test_a_result_keeps_its_head_and_its_tail(tmp_path):
