@@ -69,6 +69,21 @@ each customer became evidence: 27 of 28 and 1 of 48.
 and 12 of 64 (nine of these are a "payload" of something else); 36 and 17 by the rules before ``nineteenth``. Then it
 was mended for, too: 36 and 4.
 
+``twenty-first`` was composed and collected by the kinds above, and by what gateways, databases and tools answer,
+before the rules were read again: 40 overflows and 60 look-alikes gave 40 and 5, and 40 and 1 if the window is stated.
+What resembles a known row is out: 23 of 23 and 5 of 42. Then owners behind what they have, what could not be done, and
+sizes of parts became evidence: 23 of 23 and 2 of 42.
+
+``twenty-second`` has what 20 strings chosen before found then, less what nobody could tell, and 18 overflows and 24
+look-alikes composed by kind. Before it was looked at, it gave 38 of 40 and 16 of 80 (15 of the 56 that the strings
+found, 1 of the 24), and 38 and 17 by the rules before; 30 of 32 and 15 of 70 without what resembles a known row. Then
+it was mended for: 30 and 5.
+
+``twenty-third`` has what twelve further strings found after that, and 15 overflows and 25 look-alikes composed by kind.
+Before it was looked at, it gave 24 of 28 and 6 of 65 (none of the composed ones), 3 of 65 if the window is stated; by
+the rules before ``twenty-first`` 24, 10 and 4. 23 of 27 and 6 of 60 do not resemble a known row. One word was added
+for it.
+
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.
 
@@ -110,6 +125,9 @@ HALVES = (
     "eighteenth",
     "nineteenth",
     "twentieth",
+    "twenty-first",
+    "twenty-second",
+    "twenty-third",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

@@ -36,7 +36,8 @@ from proxy.core.overflow.error_body import ErrorParts, error_parts, is_error, pa
 from proxy.core.overflow.evidence import NO_PRIOR, EchoFilter, Prior, check_claim, states_size_of
 from proxy.core.overflow.figures import LEAST_LIMIT, LEAST_SIZE, StatedFigures, assign_roles, read_figures, stated_size
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import Meaning, OverflowRules, Phrase, Role, Row, code_name, mentions
+from proxy.core.overflow.lexicon import Row, mentions
+from proxy.core.overflow.rules import Meaning, OverflowRules, Phrase, Role, code_name
 from proxy.core.overflow.subjects import (
     SENTENCE,
     can_state_a_size,
@@ -113,6 +114,7 @@ class _Reading:
     about_output: bool = False
     stated: tuple[int, ...] = ()
     size: int | None = None
+    names_body: bool = False
 
 
 class Classifier:
@@ -206,6 +208,7 @@ class Classifier:
             about_output=about_output,
             stated=tuple(row.figures.values()),
             size=stated_size(text),
+            names_body=row.mentions("body"),
         )
 
     def _read_row(self, text: str, row: Row, sentences: Sequence[str]) -> _Reading | None:
@@ -440,7 +443,7 @@ def _overflow(chosen: _Reading, figures: StatedFigures, *, decisive: bool) -> Ov
     assert means != "other"
     if means == "payload":
         claim = Overflow(means, decisive=decisive, rule=chosen.rule, names_media=chosen.names_media)
-        return replace(claim, stated=chosen.stated, size=chosen.size)
+        return replace(claim, stated=chosen.stated, size=chosen.size, names_body=chosen.names_body)
     if means == "output_cap":
         return Overflow(means, figures.cap, None, figures.output, rule=chosen.rule)
     limit, prompt, output = figures.limit, figures.prompt, figures.output

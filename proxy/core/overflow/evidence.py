@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.learned_window import is_credible
 from proxy.core.overflow.kinds import Overflow
-from proxy.core.overflow.rules import LONGEST_TEXT
+from proxy.core.overflow.lexicon import LONGEST_TEXT
 
 PROBE = 4
 """Words of an error that are searched in the request at a time; every echo of 2 * ``PROBE`` - 1 words is found."""
@@ -200,10 +200,17 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return claim
     if prior.is_tiny:
         return None
-    # If no window is known, nothing else shows that the figures are about something else than this request.
-    if prior.pressure is not None and contradicts(claim, prior):
+    if (prior.pressure is not None or _is_size_of_a_part(claim, prior)) and contradicts(claim, prior):
         return None
     return _by_pressure(claim, prior.pressure)
+
+
+def _is_size_of_a_part(claim: Overflow, prior: Prior) -> bool:
+    """True if *claim* states bytes or characters, and not those of the whole body: ours has no fewer than its parts.
+
+    If no window is known, nothing else shows that figures are about something else than this request.
+    """
+    return claim.kind == "payload" and not claim.names_body and bool(prior.body)
 
 
 def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:

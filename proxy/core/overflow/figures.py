@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from proxy.core.overflow.rules import Pattern, Row
+from proxy.core.overflow.lexicon import Row
+from proxy.core.overflow.rules import Pattern
 
 LEAST_LIMIT = 64
 """Tokens of the smallest limit that can be a window; a smaller figure counts something else."""
@@ -16,7 +17,7 @@ LEAST_SIZE = 512
 
 _SIZE = re.compile(
     r"(\d{1,15}(?:[.,]\d{1,3})*)(?:[ -]?(bytes?|[kmg]i?b(?:ytes)?|characters|chars|символ\w*|zeichen|caract[eè]r\w*)\b"
-    r"| ?个?(字符|文字))",
+    r"| ?个?(字符|文字|자(?![가-힣])))",
     re.IGNORECASE,
 )
 _SCALE = {"k": 10**3, "m": 10**6, "g": 10**9}

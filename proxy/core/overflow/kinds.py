@@ -28,7 +28,7 @@ class Overflow:
     its size. ``sure``: its limit may be learned before a smaller view succeeds. ``unlikely``: it counts only if its
     figures agree with our count; ``plausible``: or if no window is known, since its text names tokens or the prompt,
     and its figures look like a count and a limit. ``stated`` are all figures of the text, whatever their role; ``size``
-    are the most bytes that a ``payload`` names.
+    are the most bytes that a ``payload`` names. ``names_body``: it says that they are those of the request's body.
     """
 
     kind: Kind
@@ -44,6 +44,7 @@ class Overflow:
     plausible: bool = False
     stated: tuple[int, ...] = ()
     size: int | None = None
+    names_body: bool = False
 
     @property
     def too_long(self) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 
-from proxy.core.overflow.rules import NOTIONS, Row, mentions
+from proxy.core.overflow.lexicon import NOTIONS, Row, mentions
 
 SENTENCE = re.compile(r"[^.]+")
 """A sentence of a row."""
 
 _MEDIA_TOO_LARGE = re.compile(f"{NOTIONS['media']}[_faLnNS]{{0,6}}{NOTIONS['excess']}")
 _FOREIGN = re.compile(r"[^\W\x00-\x7f]")
+_OWN_WINDOW = re.compile("(?<![{foreign}{elsewhere}])[{window}{cap}{context}]".format(**NOTIONS))
 _OWN_TOKENS = re.compile(f"(?<!{NOTIONS['foreign']}){NOTIONS['tokens']}")
 
 
@@ -48,9 +49,9 @@ def _is_aside(sentence: str) -> bool:
 
 def is_about_tokens(row: Row, *, beside_a_rate: bool) -> bool:
     """True if the figures of *row* can be tokens of a request; a text about a rate must also name the window."""
-    if row.mentions("window", "cap", "context"):
+    if _OWN_WINDOW.search(row.notions):
         return True
-    if beside_a_rate or (row.mentions("tools", "elsewhere") and not row.mentions("input")):
+    if beside_a_rate or row.mentions("operation") or (row.mentions("tools", "elsewhere") and not row.mentions("input")):
         return False
     if row.mentions("input") or names_own_tokens(row):
         return True
@@ -76,7 +77,7 @@ def can_state_a_size(row: Row, text: str) -> bool:
     names_request = row.mentions("input", "context", "window", "cap") or names_own_tokens(row)
     if not (names_request or _FOREIGN.search(text)):
         return False
-    if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least"):
+    if row.mentions("bytes", "media", "load", "time", "batch", "field", "elsewhere", "least", "operation"):
         return False
     return row.mentions("input") or not row.mentions("output", "tools")
 

@@ -105,20 +105,27 @@ MOST_FALSE = {
     ("seventeenth", "unknown window"): 0.08,
     ("seventeenth", "table says 5 x"): 0.06,
     ("seventeenth", "stated 2 x"): 0.06,
-    ("eighteenth", "unknown window"): 0.06,
-    ("twentieth", "unknown window"): 0.07,
+    ("twentieth", "unknown window"): 0.05,
     ("twentieth", "table says 5 x"): 0.05,
     ("twentieth", "stated 2 x"): 0.05,
+    ("twenty-first", "unknown window"): 0.05,
+    ("twenty-second", "unknown window"): 0.08,
+    ("twenty-second", "table says 5 x"): 0.08,
+    ("twenty-second", "stated 2 x"): 0.08,
+    ("twenty-third", "unknown window"): 0.1,
+    ("twenty-third", "table says 5 x"): 0.05,
+    ("twenty-third", "stated 2 x"): 0.05,
 }
 """The share of look-alikes that may be taken for an overflow where it is above that of all others.
 
 They state figures that only a comparison with our count rules out, and without a window none is made: recorded
-overflows would be missed. Those of ``seventeenth``, ``eighteenth`` and ``twentieth`` were not mended for one by one.
+overflows would be missed. Those of ``seventeenth``, ``twentieth`` and the last two were not mended for one by one:
+some have an overflow's words and no others.
 """
 
 
-MOST_MISSED = {"thirteenth": 0.19}
-"""The share of overflows that may be missed where it is above that of all others: no word of them is known."""
+MOST_MISSED = {"thirteenth": 0.19, "twenty-third": 0.12}
+"""The share of overflows that may be missed where it is above that of all others: they were not mended for."""
 
 
 def read(claim: OverflowClaim, circumstance: str) -> Overflow | None:
@@ -472,21 +479,29 @@ def test_a_size_of_a_picture_needs_a_nearly_full_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "sent", "believed"),
+    ("message", "sent", "believed", "without_a_window"),
     [
-        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 400_000, False),
-        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 26_306_794, True),
-        ("The body is too large: 1.2 MB, at most 1 MB", 1_250_000, True),
-        ("The body is too large: 1.2 MB, at most 1 MB", 250_000, False),
-        ("Request body too large", 4_000, True),
+        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 400_000, False, False),
+        ("Maximum content size limit (26214400) exceeded (26306794 bytes read)", 26_306_794, True, True),
+        ("input exceeds 2 MB", 400_000, False, False),
+        ("input exceeds 2 MB", 2_100_000, True, True),
+        ("messages[0]: at most 100000 characters, got 104000", 4_000, False, False),
+        ("The body is too large: 1.2 MB, at most 1 MB", 1_250_000, True, True),
+        ("The body is too large: 1.2 MB, at most 1 MB", 250_000, False, True),
+        ("Request body too large", 4_000, True, True),
     ],
 )
 @pytest.mark.slow
-def test_a_size_in_bytes_is_compared_with_the_body(message: str, sent: int, believed: bool) -> None:
-    """If a window is known, a complaint that states bytes is about this request only if it has that many."""
+def test_a_size_in_bytes_is_compared_with_the_body(
+    message: str, sent: int, believed: bool, without_a_window: bool
+) -> None:
+    """A complaint that states bytes is about this request only if it has that many.
+
+    Without a known window, one that names the body is believed: a gateway may have made it longer.
+    """
     prior = Prior(counted=500, window=8_192, body=b" " * sent)
     assert (judged(message, prior, 413) is not None) is believed
-    assert judged(message, replace(prior, window=None), 413) is not None
+    assert (judged(message, replace(prior, window=None), 413) is not None) is without_a_window
 
 
 @pytest.mark.parametrize("status", [408, 409, 415, 416, 451, 503, 504, 524, 529])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.core.overflow.evidence import Prior
-from proxy.core.overflow.rules import Row
+from proxy.core.overflow.lexicon import Row
 from proxy.core.overflow.subjects import complains_of_media, is_about_output, is_about_tokens, names_own_tokens
 from tests.support.engine_fixtures import classifier
 
