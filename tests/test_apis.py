@@ -191,6 +191,32 @@ async def test_cache_marks_stay_or_move_to_the_block() -> None:
     assert "cache_control" not in (await view("messages", bare))["messages"][0]["content"][1]
 
 
+async def test_a_truncated_result_has_no_mark_that_the_client_moved_on() -> None:
+    """An agent marks its two newest turns. A mark that stayed on a truncated result would be a fifth one."""
+    replica, chat, cut = Replica(), agent_session(6, 1500), 0
+    for end in range(4, len(chat) + 1, 2):
+        body = request_body("messages", chat[:end], AGENT_TOOLS)
+        turns = [item for item in body["messages"] if item["role"] == "user"]
+        for item in turns[-2:]:
+            marked(item)
+        sent = await view("messages", body, replica)
+        cut += sent != body
+        assert json.dumps(sent).count('"cache_control"') <= 2
+    assert cut > 2
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+async def test_a_clipped_text_has_the_mark_that_the_client_gives_it_now(api: str) -> None:
+    """A clip is written once and sent again with the same request, whatever marks that has."""
+    replica = Replica()
+    body = request_body(api, [{"role": "user", "content": [{"type": "text", "text": prose(1, 6_000)}]}])
+    with_mark = json.loads(json.dumps(body))
+    marked(with_mark["messages"][0])
+    first = await view(api, with_mark, replica)
+    assert first["messages"][0]["content"][0].pop("cache_control") == {"type": "ephemeral"}
+    assert await view(api, body, replica) == first
+
+
 async def test_the_output_figure_stays_above_the_budget_for_thinking() -> None:
     """Where the figure is lowered, it stays larger than the thinking it includes."""
     thinking = {"type": "enabled", "budget_tokens": 2000}

@@ -9,7 +9,7 @@ from msgspec import structs
 from proxy.core.apis.envelope import TOOLS, splice
 from proxy.core.compaction.prune import oldest_results
 from proxy.core.compaction.record import VERSION, Compaction, CompactionRecord
-from proxy.core.compaction.view import AssembledItems, assemble, write_texts
+from proxy.core.compaction.view import AssembledItems, assemble, with_present_marks, write_texts
 from proxy.core.conversation import Layout
 from proxy.core.decisions import (
     CountedView,
@@ -82,8 +82,10 @@ def _items_of(
     note = ""
     if has_addition:
         note = measured.addition.note
-    original = measured.original(layout)
-    return assemble(original, record.compaction, record.block, record.edits, measured.read_item, note)
+    original, edits = measured.original(layout), record.edits
+    if edits:
+        edits = with_present_marks(original, edits)
+    return assemble(original, record.compaction, record.block, edits, measured.read_item, note)
 
 
 def _edited_body(

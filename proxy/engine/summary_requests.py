@@ -7,7 +7,7 @@ from bisect import bisect_right
 
 from proxy.core.apis.envelope import splice
 from proxy.core.compaction.record import CompactionRecord
-from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble
+from proxy.core.compaction.view import AssembledItems, OriginalItems, assemble, with_present_marks
 from proxy.core.conversation import Layout, lay_out
 from proxy.core.decisions import NO_ADDITION, MeasuredRequest
 from proxy.core.tokens.budget import rounded_down
@@ -76,7 +76,7 @@ def _cached_prompt(
         view = AssembledItems(whole.body[spans[0][0] : spans[-1][1]], sum(item.tokens for item in items))
     else:
         addition = measured.addition
-        edits = {i: value for i, value in record.edits.items() if i < length}
+        edits = with_present_marks(raw, {i: value for i, value in record.edits.items() if i < length})
         view = assemble(raw, record.compaction, record.block, edits, measured.read_item, addition.note)
     text = envelope.text
     if addition.tokens:

@@ -36,6 +36,9 @@ MOST_PARTS = 64
 ATTEMPTS = 3
 """Attempts to clip an item to a size: inside JSON, texts may take a few tokens more than by themselves."""
 
+CACHE_MARK = "cache_control"
+"""The member that marks the end of a cached prefix: of a message, of its parts, of their parts."""
+
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
 _FRACTION = re.compile(rb"[\[:,]-?[0-9]+[.eE]")
@@ -422,6 +425,39 @@ def with_model(body: bytes, name: str) -> bytes:
     if field is None:
         return body
     return b"".join([text[: field.start].encode(), json.dumps(name).encode(), text[field.end :].encode()])
+
+
+def cache_marks(raw: bytes) -> list[tuple[Path, Any]]:
+    """Return the path and the value of each cache mark of an element."""
+    return list(_marks_in(decode(raw), ()))
+
+
+def _marks_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, dict):
+        if isinstance(value.get(CACHE_MARK), dict):
+            yield (*path, CACHE_MARK), value[CACHE_MARK]
+        yield from _marks_in(value.get("content"), (*path, "content"))
+    elif isinstance(value, list):
+        for at, part in enumerate(value):
+            yield from _marks_in(part, (*path, at))
+
+
+def without_members(raw: bytes, paths: Sequence[Path]) -> bytes:
+    """Return the JSON *raw* without the members at *paths*; every other byte stays as it is."""
+    source = raw.decode()
+    spans = [_member_span(source, str(path[-1]), span) for path, span in locate(source, paths)]
+    return _spliced(source, sorted((span, "") for span in spans)).encode()
+
+
+def _member_span(source: str, key: str, value: Span) -> Span:
+    """Return the span of the member *key* with the comma that goes with it; *value* is the span of its value."""
+    start, end = source.rindex(f'"{key}"', 0, value[0]), value[1]
+    before, behind = source[:start].rstrip(), source[end:].lstrip()
+    if before.endswith(","):
+        start = len(before) - 1
+    elif behind.startswith(","):
+        end = len(source) - len(behind) + 1
+    return start, end
 
 
 def with_replaced_values(source: str, values: Mapping[Path, str]) -> str:

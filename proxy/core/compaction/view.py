@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 
 from proxy.core.apis.base import ApiFormat
-from proxy.core.apis.json_edit import common_cap, minified
+from proxy.core.apis.json_edit import CACHE_MARK, cache_marks, common_cap, minified, without_members
 from proxy.core.apis.json_scan import Span
 from proxy.core.call_arguments import read_all_arguments, read_arguments
 from proxy.core.compaction.block import FoldedItems, render_block
@@ -57,6 +57,9 @@ CACHE_MARKS = 4
 
 Four is the provider's limit: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
 """
+
+
+CACHE_MARK_KEY = f'"{CACHE_MARK}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +369,21 @@ def encodable(text: str) -> str:
 
 
 # Assembling the view.
+
+
+def with_present_marks(original: OriginalItems, edits: Mapping[int, bytes]) -> dict[int, bytes]:
+    """*edits* without cache marks that the client's own items no longer have.
+
+    Clients move their marks on with every request, and providers refuse a request with more than ``CACHE_MARKS``.
+    """
+    present = dict(edits)
+    for index, edit in edits.items():
+        if edit.find(CACHE_MARK_KEY) < 0:
+            continue
+        marks, client_marks = cache_marks(edit), [mark for _, mark in cache_marks(original.item(index))]
+        if len(marks) > len(client_marks) or any(mark not in client_marks for _, mark in marks):
+            present[index] = without_members(edit, [path for path, _ in marks])
+    return present
 
 
 def assemble(

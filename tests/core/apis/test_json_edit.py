@@ -16,6 +16,7 @@ from proxy.core.apis.json_edit import (
     Path,
     Slot,
     argument_slots,
+    cache_marks,
     clipped,
     common_cap,
     extended_list,
@@ -27,6 +28,7 @@ from proxy.core.apis.json_edit import (
     with_fewer_parts,
     with_model,
     with_replaced_texts,
+    without_members,
 )
 from proxy.core.apis.json_scan import Span
 from proxy.core.apis.json_steps import decode, parse
@@ -258,3 +260,36 @@ def test_a_number_that_python_does_not_hold_is_spelled_as_it_came(number: str, o
     assert to_json(parse(text)) == text
     assert to_json(decode(number.encode())) == number
     assert to_json(decode(json.dumps(number).encode())) == f'"{number}"'
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+TEXT = {"type": "text", "text": '"cache_control":{"type":"ephemeral"}'}
+CALL = {"type": "tool_use", "input": {"cache_control": {"max-age": 5}}, "name": '"cache_control"'}
+marked_members = st.sampled_from(
+    [TEXT, {**TEXT, **MARK}, {**MARK, **TEXT}, {"type": "text", **MARK, "text": "x"}, MARK]
+)
+
+
+@settings(max_examples=150)
+@given(st.data(), marked_members, marked_members, marked_members)
+def test_cache_marks_are_removed_and_nothing_else(data: st.DataObject, outer: Any, part: Any, inner: Any) -> None:
+    """Marks of a message, its parts and their parts go; what only looks like one stays."""
+    message = {**outer, "role": "user", "content": [part, CALL, {**part, "content": [inner, TEXT]}]}
+    raw = conversation_strategies.encode(data.draw, message)
+    marks = cache_marks(raw)
+    assert len(marks) == sum("cache_control" in each for each in (outer, part, part, inner))
+    bare = without_members(raw, [path for path, _ in marks])
+    assert json.loads(bare) == bare_of(message)
+    assert cache_marks(bare) == []
+
+
+def bare_of(value: Any) -> Any:
+    """Return a message or a part of it without marks, in its content too."""
+    if isinstance(value, list):
+        return [bare_of(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    rest = {key: member for key, member in value.items() if key != "cache_control"}
+    if "content" in rest:
+        rest["content"] = bare_of(rest["content"])
+    return rest

@@ -21,12 +21,14 @@ from proxy.core.tokens.budget import Marks, Shares, TokenBudget
 
 RULES = CompactionRules(Marks(), Shares(), EnabledStages())
 FIGURES = TokenBudget(8192, 1024, 300, 1024)
+SIZES = st.sampled_from([5, 40, 200, 600, 2500])
 
 
-def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = ()) -> Item:
-    facts = (
-        ItemFacts(results=tuple(Result(n, n, True, 1, 4 * tokens) for n, _ in enumerate(answers))) if answers else None
-    )
+def item(role: str, tokens: int, calls: Sequence[str] = (), answers: Sequence[str] = (), spare: int = 0) -> Item:
+    facts = None
+    if answers:
+        results = [Result(n, n, True, 1, 4 * tokens, spare=spare) for n, _ in enumerate(answers)]
+        facts = ItemFacts(results=tuple(results))
     return Item(role, tokens, 0, bytes(16), tuple(calls), tuple(answers), facts=facts)  # type: ignore[arg-type]
 
 
@@ -61,20 +63,29 @@ def compactions_of(
 
 
 @st.composite
+def results_of(draw: st.DrawFn, name: str) -> Item:
+    """A result; now and then half of it is white space in JSON."""
+    tokens = draw(SIZES)
+    spare = 0
+    if draw(st.integers(0, 3)) == 0:
+        spare = tokens // 2
+    return item("tool", tokens, (), (name,), spare)
+
+
+@st.composite
 def histories(draw: st.DrawFn) -> list[Item]:
     """Items of a conversation: rounds with parallel calls, chats, runs of users, systems between."""
-    sizes = st.sampled_from([5, 40, 200, 600, 2500])
-    found = [item("user", draw(sizes))]
+    found = [item("user", draw(SIZES))]
     for at in range(draw(st.integers(1, 30))):
         kind = draw(st.sampled_from(["round", "round", "talk", "users", "system"]))
         if kind == "round":
             names = [f"{at}.{n}" for n in range(draw(st.integers(1, 4)))]
-            found.append(item("assistant", draw(sizes), names))
-            found += [item("tool", draw(sizes), (), (name,)) for name in names]
+            found.append(item("assistant", draw(SIZES), names))
+            found += [draw(results_of(name)) for name in names]
         elif kind == "talk":
-            found += [item("assistant", draw(sizes)), item("user", draw(sizes))]
+            found += [item("assistant", draw(SIZES)), item("user", draw(SIZES))]
         else:
-            found.append(item(kind.removesuffix("s"), draw(sizes)))
+            found.append(item(kind.removesuffix("s"), draw(SIZES)))
     if found[-1].role == "assistant":
         found.append(item("user", 10))
     return found
@@ -442,6 +453,15 @@ def test_a_fold_that_saves_nothing_is_none() -> None:
     assert compaction is not None
     assert (compaction.cut, compaction.stages) == (0, ("truncate",))
     assert FIGURES.input - 8 <= FIGURES.quantised_fixed + compaction.view_tokens <= FIGURES.input
+
+
+def test_white_space_goes_if_that_is_enough_and_a_fold_saves_nothing() -> None:
+    """A first round that is too long only for the white space in its results fits without it."""
+    items = [item("user", 50), item("user", 80), item("assistant", 60, ["a"]), item("tool", 7_000, (), ("a",), 800)]
+    compaction = schedule(items).newest_compaction(None)
+    assert compaction is not None
+    assert (compaction.cut, compaction.stages) == (0, ("minify",))
+    assert schedule(items).fits(compaction, FIGURES.input)
 
 
 def test_the_block_gives_way_before_an_unread_result() -> None:
