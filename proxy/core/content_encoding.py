@@ -77,13 +77,12 @@ class _Inflate:
     """Decodes gzip and deflate."""
 
     def __init__(self) -> None:
-        # 32 detects the header of gzip or zlib: https://docs.python.org/3/library/zlib.html#zlib.decompress
-        self._inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        self._inflater = _inflater()
         self._first = True
 
     def __call__(self, data: bytes, room: int) -> bytes:
         try:
-            decoded = self._inflater.decompress(self._inflater.unconsumed_tail + data, room)
+            decoded = self._members(data, room)
         except zlib.error:
             if not self._first:
                 raise
@@ -92,6 +91,29 @@ class _Inflate:
             decoded = self._inflater.decompress(data, room)
         self._first = False
         return decoded
+
+    def _members(self, data: bytes, room: int) -> bytes:
+        """Return the decoded bytes of *data*: one member, or several in a row.
+
+        https://www.rfc-editor.org/rfc/rfc1952#section-2.2
+        """
+        decoded, left = b"", self._inflater.unconsumed_tail + data
+        while left and len(decoded) < room:
+            if self._inflater.eof:
+                self._inflater = _inflater()
+            try:
+                decoded += self._inflater.decompress(left, room - len(decoded))
+            except zlib.error:
+                if not decoded:
+                    raise
+                break  # what stands behind a member is no further one
+            left = self._inflater.unused_data
+        return decoded
+
+
+def _inflater() -> zlib._Decompress:
+    # 32 detects the header of gzip or zlib: https://docs.python.org/3/library/zlib.html#zlib.decompress
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
 
 
 class _Brotli:
@@ -110,12 +132,29 @@ class _Brotli:
 
 class _Zstandard:
     def __init__(self) -> None:
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW)
+        self._decoder = self._decompressor.decompressobj()
 
     def __call__(self, data: bytes, room: int) -> bytes:
         decoded = bytearray()
         for at in range(0, len(data), _PIECE):
-            decoded += self._decoder.decompress(data[at : at + _PIECE])
-            if len(decoded) >= room or self._decoder.eof:
+            try:
+                self._add_frames(decoded, data[at : at + _PIECE])
+            except zstandard.ZstdError:
+                if not decoded:
+                    raise
+                break  # what stands behind a frame is no further one
+            if len(decoded) >= room:
                 break
         return bytes(decoded)
+
+    def _add_frames(self, decoded: bytearray, data: bytes) -> None:
+        """Add the decoded bytes of *data* to *decoded*: a part of a frame, or several frames in a row.
+
+        https://www.rfc-editor.org/rfc/rfc8878#section-3.1
+        """
+        while data:
+            if self._decoder.eof:
+                self._decoder = self._decompressor.decompressobj()
+            decoded += self._decoder.decompress(data)
+            data = self._decoder.unused_data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import zlib
+from collections.abc import Callable
 
 import brotli  # type: ignore[import-untyped]
 import pytest
@@ -22,6 +23,13 @@ def _raw_deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
+def _in_thirds(pack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Return a function that packs data in three runs, as servers do that pack each event by itself."""
+    return lambda data: b"".join(
+        pack(data[at : at + len(data) // 3 + 1]) for at in range(0, len(data), len(data) // 3 + 1)
+    )
+
+
 PACKED = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
@@ -29,6 +37,8 @@ PACKED = {
     " DEFLATE ": _raw_deflate,
     "br": brotli.compress,
     "zstd": zstandard.compress,
+    "gzip ": _in_thirds(gzip.compress),
+    "zstd ": _in_thirds(zstandard.compress),
     "": bytes,
     "identity": bytes,
     "gzip, br": bytes,
@@ -65,6 +75,12 @@ def test_it_is_known_that_something_is_missing(encoding: str) -> None:
 def test_what_is_not_encoded_is_read_as_it_is(encoding: str) -> None:
     """A server that names an encoding and does not use it is understood."""
     assert decode_content(TEXT, encoding, 10_000) == TEXT
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_padding_behind_the_end_is_dropped(encoding: str) -> None:
+    """What stands behind an encoded body and is none costs nothing of it."""
+    assert decode_content(PACKED[encoding](TEXT) + b"padding " * 20, encoding, 10_000) == TEXT
 
 
 @settings(max_examples=60)
