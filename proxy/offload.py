@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,9 +36,6 @@ SWITCH_SECONDS: Final = 0.001
 A small request waits for the lock some ten times. Switching at 1 ms costs a busy thread about 1 % of its time. See
 https://docs.python.org/3/library/sys.html#sys.setswitchinterval
 """
-
-LOOP_SECONDS: Final = 0.2
-"""Time for which a thread waits for the event loop's thread."""
 
 UNCOLLECTED_SECONDS: Final = 10.0
 """Time without a collection after which the garbage collector runs even during large work."""
@@ -70,30 +66,6 @@ async def in_background(work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
     """
     with _COLLECTOR.paused():
         return await asyncio.get_running_loop().run_in_executor(_BACKGROUND, work, *arguments)
-
-
-def in_thread_of(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], object]], None]:
-    """Return a function that runs work in this thread, which *loop* runs in, and returns once that is done.
-
-    Other threads wait for it ``LOOP_SECONDS`` at most, since the loop may be waiting for them.
-    """
-    own = threading.get_ident()
-
-    def run(work: Callable[[], object]) -> None:
-        if threading.get_ident() == own:
-            work()
-            return
-        done = threading.Event()
-
-        def run_in_loop() -> None:
-            work()
-            done.set()
-
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(run_in_loop)
-            done.wait(LOOP_SECONDS)
-
-    return run
 
 
 class _Collector:

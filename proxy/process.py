@@ -19,7 +19,6 @@ from proxy.core.models import Catalogue, ServerWindow
 from proxy.core.report import SummaryReport
 from proxy.engine.engine import Engine
 from proxy.features.opening import OpenHistory, open_all_routes, open_history
-from proxy.offload import in_thread_of
 from proxy.page.board import Reports
 from proxy.page.opening import LivePage
 from proxy.reload import STARTED, ConfigState, CurrentState
@@ -344,9 +343,7 @@ def _lasting_parts(
     if before is not None:
         return before.page, before.telemetry, before.tokenizers
     page = LivePage(settings, surroundings.worker, multiprocess.shared_directory(), surroundings.logs.warn)
-    # Most texts are counted in the event loop's thread: all but those of bodies that are large and new.
-    first = in_thread_of(asyncio.get_running_loop())
-    tokenizers = Tokenizers(fast_later=True, release=caches.release_free_memory, first=first)
+    tokenizers = Tokenizers(fast_later=True, release=caches.release_free_memory)
     return page, _open_telemetry(page.reports), tokenizers
 
 

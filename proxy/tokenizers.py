@@ -17,34 +17,16 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
-from functools import partial
+from collections.abc import Callable, Mapping, Sized
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import tiktoken
 from tiktoken import registry
 
-CHUNK: Final = 16_384
-"""Most characters encoded at once: the encoder's time for one word grows faster than the word.
-
-A longer text is cut before a space that follows a word. This changes no count, because no token reaches across such an
-edge. If there is none within ``SEARCHED`` characters, the ``SEAM`` characters on both sides of the cut are counted
-again, together and apart, to correct for it.
-"""
-
-SEARCHED: Final = 4_096
-SEAM: Final = 512
-
-RUN: Final = 3_072
-"""A longer run of one character is shortened by multiples of this length, which is a whole number of its tokens.
-
-Tokens of one character are 3 digits or a power of two long.
-"""
-
-_BLOCK: Final = 1_024
-"""Step in characters in which runs are searched; ``RUN`` is a multiple of it."""
+from proxy.long_texts import RUN, Count, encoded_length, pieces
 
 VOCABULARIES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -65,8 +47,8 @@ The hashes are those of https://github.com/openai/tiktoken/blob/main/tiktoken_ex
 
 _LOG: Final = logging.getLogger(__name__)
 
-Count = Callable[[str], int]
-"""Counts the tokens of a text."""
+MOST_RUNS: Final = 256
+"""Runs of blanks whose tokens are cached."""
 
 Encode = Callable[[str], Sized]
 """Encodes a text: its tokens, in a collection whose length is their number."""
@@ -135,17 +117,27 @@ _LOOKAHEAD: Final = r"|\s+(?!\S)"
 _POSSESSIVE: Final = r"(?<=[?*+])\+|(?<=\d\})\+"
 """The sign that makes a repeat possessive."""
 
+_OTHER_BLANKS: Final = "\t\v\f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""White space in the patterns of the encodings, as a set in a pattern, without spaces, ``\\r`` and ``\\n``.
+
+https://docs.rs/regex/latest/regex/#perl-character-classes-unicode-friendly
+"""
+
+_BEFORE: Final = rf"(?=([^ {_OTHER_BLANKS}\r\n]?))"
+"""The sign or letter before which blanks stand, as a group that is empty at the end of a line."""
+
+_OTHER_BLANK: Final = re.compile(f"[{_OTHER_BLANKS}]")
+_SPACES: Final = re.compile(f"(  ++){_BEFORE}")
+_ASCII_BLANKS: Final = re.compile(f"([ \t\v\f][ \t\v\f]++){_BEFORE}")
+_BLANKS: Final = re.compile(f"([ {_OTHER_BLANKS}][ {_OTHER_BLANKS}]++){_BEFORE}")
+"""Several blanks: the fewer characters a pattern looks for, the less time it takes. Spaces take a fifth."""
+
 _LONG_WORD: Final = r"[A-Za-z0-9+/=_-]{24,}"
 _DIGIT: Final = "[0-9]"
 
 
 def nothing() -> None:
     """Do nothing."""
-
-
-def run_here(work: Callable[[], object]) -> None:
-    """Run *work* in this thread."""
-    work()
 
 
 class FastCounter:
@@ -267,8 +259,7 @@ class Tokenizers:
     If the vocabulary of an encoding is missing, or has another hash, its tokens are estimated from the text's scripts.
     ``estimated`` names these encodings. With *fast*, gigatoken counts if it is installed, with *fast_later* from when
     nothing has been counted for a second. *release* is called after a vocabulary was loaded, to give the memory that
-    this needed back to the system. *first* runs the first count of each encoding, in the thread that will count most
-    often.
+    this needed back to the system.
     """
 
     def __init__(
@@ -278,11 +269,9 @@ class Tokenizers:
         fast: bool = True,
         fast_later: bool = False,
         release: Callable[[], None] = nothing,
-        first: Callable[[Callable[[], object]], None] = run_here,
     ) -> None:
         self._folder = folder or packaged_vocabularies()
         self._release = release
-        self._first = first
         self._is_fast = fast and _has_gigatoken()
         self._fast_later = fast_later
         self._lock = threading.Lock()
@@ -337,13 +326,7 @@ class Tokenizers:
         # (https://github.com/openai/tiktoken/blob/main/tiktoken/core.py), and it takes 30 MB.
         loaded._mergeable_ranks.clear()
 
-        def exact(text: str) -> int:
-            return len(loaded.encode_ordinary(text))
-
-        # The thread that uses tiktoken's pattern first owns memory for it. All others take turns with memory from a
-        # pool, by which a text of 1 KB takes a sixth more instructions and a third more time:
-        # https://docs.rs/regex-automata/latest/regex_automata/util/pool/struct.Pool.html
-        self._first(partial(exact, " "))
+        exact = _exact_count(loaded)
         if not self._is_fast:
             return _counting(exact)
         build = partial(_fast_encoder, self._folder, encoding)
@@ -351,6 +334,61 @@ class Tokenizers:
         if fast.rejected:
             return _counting(exact)
         return _counting(fast.count)
+
+
+class FastEncoding(tiktoken.Encoding):
+    """An encoding of tiktoken whose pattern is one of ``without_lookahead``, with the same tokens for every text.
+
+    The lookahead parts a run of blanks before its last one if a sign or a letter follows: four spaces and a word are
+    three spaces, and the word with one before it. Here the text is parted there instead, in the methods that the proxy
+    and LiteLLM call; the others of tiktoken do not.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._blanks = lru_cache(MOST_RUNS)(partial(self._length, super().encode_ordinary))
+
+    @staticmethod
+    def _length(encode: Encode, text: str) -> int:
+        return len(encode(text))
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of ``encode_ordinary(text)``."""
+        runs = _SPACES
+        if not text.isascii():
+            if _OTHER_BLANK.search(text):
+                runs = _BLANKS
+        elif "\t" in text or "\v" in text or "\f" in text:
+            runs = _ASCII_BLANKS
+        if runs is _SPACES and "  " not in text:
+            return len(super().encode_ordinary(text))
+        parts = runs.split(text)
+        found = [*zip(parts[1::3], parts[2::3], strict=True)]
+        # All but the last blank of a run are counted by themselves, and the rest of the text without them.
+        parts[1::3] = [run[-1] if after else run for run, after in found]
+        parts[2::3] = [""] * len(found)
+        alone = sum([self._blanks(run[:-1]) for run, after in found if after])
+        return alone + len(super().encode_ordinary("".join(parts)))
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """As that of tiktoken."""
+        return _encoded_in_parts(super().encode_ordinary, text)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """As that of tiktoken."""
+        return _encoded_in_parts(partial(super().encode, **options), text)
+
+
+def _encoded_in_parts(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Return the tokens of *text* by *encode*, parted before the last one of several blanks."""
+    tokens: list[int] = []
+    at = 0
+    for run in _BLANKS.finditer(text):
+        if run[2]:
+            last = run.end() - 1
+            tokens += encode(text[at : run.start()]) + encode(text[run.start() : last])
+            at = last
+    return tokens + encode(text[at:])
 
 
 def _registered(encoding: str) -> tiktoken.Encoding:
@@ -361,23 +399,24 @@ def _registered(encoding: str) -> tiktoken.Encoding:
     tiktoken.list_encoding_names()  # finds the constructors
     constructors = registry.ENCODING_CONSTRUCTORS or {}
     arguments = constructors[encoding]()
-    loaded = tiktoken.Encoding(**{**arguments, "pat_str": in_one_group(arguments["pat_str"])})
+    pattern = without_lookahead(arguments["pat_str"])
+    loaded = tiktoken.Encoding(**arguments) if pattern is None else FastEncoding(**{**arguments, "pat_str": pattern})
     registry.ENCODINGS[encoding] = loaded
     return loaded
 
 
-def in_one_group(pattern: str) -> str:
-    """Return *pattern*, by which an encoding splits text into words, with all before its lookahead in one group.
+def without_lookahead(pattern: str) -> str | None:
+    """Return *pattern*, by which an encoding splits text into words, without its lookahead; None if it has none.
 
-    It matches the same, since alternatives are tried in the same order. Beside a lookahead tiktoken's regex library
-    (https://docs.rs/fancy-regex) runs each alternative by itself; a group without one is a single automaton, which
-    takes two thirds of the time, for cl100k_base half. No group with a possessive repeat is. Those of cl100k_base take
-    what no part behind them can match, so a greedy repeat takes the same.
+    Beside a lookahead tiktoken's regex library (https://docs.rs/fancy-regex) runs a machine of its own for each word,
+    and all threads share its memory. A pattern without one is an automaton, of which each thread has its own: it takes
+    two thirds of the time. No possessive repeat may be in it. Those of cl100k_base take what no part behind them can
+    match, so a greedy repeat takes the same.
     """
     before, ahead, rest = pattern.partition(_LOOKAHEAD)
-    if not ahead:
-        return pattern
-    return f"(?:{re.sub(_POSSESSIVE, '', before)}){ahead}{rest}"
+    if not ahead or rest not in (r"|\s", r"|\s+"):
+        return None
+    return re.sub(_POSSESSIVE, "", before) + r"|\s+"
 
 
 def library(encoding: str) -> str:
@@ -387,6 +426,13 @@ def library(encoding: str) -> str:
     if _has_gigatoken():
         return "gigatoken"
     return "tiktoken"
+
+
+def _exact_count(loaded: tiktoken.Encoding) -> Count:
+    """Return the counting function of an encoding; other users of tiktoken may have loaded it as it is published."""
+    if isinstance(loaded, FastEncoding):
+        return loaded.count
+    return lambda text: len(loaded.encode_ordinary(text))
 
 
 def _has_gigatoken() -> bool:
@@ -427,71 +473,9 @@ def _counting(count: Count) -> Count:
     def counted(text: str) -> int:
         if len(text) <= 2 * RUN:
             return count(text)
-        return _encoded_length(count, text)
+        return encoded_length(count, text)
 
     return counted
-
-
-def _encoded_length(count: Count, text: str) -> int:
-    """Return the tokens of a long *text* by *count*, in parts; long runs of one character are shortened first."""
-    # A megabyte of one character is a single word to the encoder, which takes most of a second for it.
-    text, removed = shortened(text)
-    runs = sum(times * count(letter * RUN) for letter, times in removed.items())
-    if len(text) <= CHUNK:
-        return runs + count(text)
-    return runs + _count_in_pieces(text, count)
-
-
-def _count_in_pieces(text: str, count: Count) -> int:
-    """Return the count of *text* as a whole from the counts of its pieces, corrected where a cut split a word."""
-    total = at = 0
-    for piece in pieces(text):
-        if at and not piece.startswith(" "):
-            before, after = text[at - SEAM : at], text[at : at + SEAM]
-            total += count(before + after) - count(before) - count(after)
-        total += count(piece)
-        at += len(piece)
-    return total
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Yield *text* in pieces of at most ``CHUNK`` characters, cut between words if it has any."""
-    at = 0
-    while len(text) - at > CHUNK:
-        end = _edge(text, at + CHUNK - SEARCHED, at + CHUNK)
-        yield text[at:end]
-        at = end
-    yield text[at:]
-
-
-def _edge(text: str, start: int, end: int) -> int:
-    """Return the last position from *start* to *end* of a space that follows a word; *end* if there is none."""
-    at = text.rfind(" ", start, end)
-    while at > start and text[at - 1].isspace():
-        at = text.rfind(" ", start, at)
-    if at <= start:
-        return end
-    return at
-
-
-def shortened(text: str) -> tuple[str, dict[str, int]]:
-    """Return *text* with long runs of a character cut by multiples of ``RUN``, and the multiples by character."""
-    parts: list[str] = []
-    removed: dict[str, int] = {}
-    copied = at = 0
-    while at < len(text):
-        letter, end = text[at], at
-        while text[end : end + _BLOCK] == letter * _BLOCK:
-            end += _BLOCK
-        times = (end - at) // RUN - 1
-        if times > 0:
-            parts.append(text[copied:at])
-            copied = at + times * RUN
-            removed[letter] = removed.get(letter, 0) + times
-        at = max(end, at + _BLOCK)
-    if not removed:
-        return text, removed
-    return "".join([*parts, text[copied:]]), removed
 
 
 def estimate(text: str) -> int:

@@ -86,27 +86,3 @@ async def test_large_work_without_end_is_collected_after(monkeypatch: pytest.Mon
     gate.set()
     await first
     assert gc.isenabled()
-
-
-async def test_work_of_other_threads_runs_in_the_thread_of_the_loop() -> None:
-    """It is done when the call returns, whether a thread or the loop's own thread makes it."""
-    in_loop, own, ran = offloading.in_thread_of(asyncio.get_running_loop()), threading.get_ident(), []
-    in_loop(lambda: ran.append(threading.get_ident()))
-    assert ran == [own]
-    await asyncio.to_thread(in_loop, lambda: ran.append(threading.get_ident()))
-    assert ran == [own, own]
-
-
-async def test_a_thread_does_not_wait_for_a_loop_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on after some time, and so does one whose loop was closed."""
-    monkeypatch.setattr(offloading, "LOOP_SECONDS", 0.01)
-    ran: list[int] = []
-    thread = threading.Thread(target=offloading.in_thread_of(asyncio.get_running_loop()), args=[lambda: ran.append(1)])
-    thread.start()
-    thread.join()  # the loop runs nothing meanwhile
-    assert not ran
-    await until(lambda: bool(ran))
-    closed = asyncio.new_event_loop()
-    closed.close()
-    await asyncio.to_thread(offloading.in_thread_of(closed), lambda: ran.append(2))
-    assert ran == [1]
