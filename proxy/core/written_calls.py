@@ -48,14 +48,14 @@ class TextToolFormat(msgspec.Struct, frozen=True):
     """The ways in which clients write calls and results as text: patterns, and beginnings of parts that clients add.
 
     A pattern may have the groups ``name`` and ``arguments``: the tool's name, and the beginning of JSON that holds its
-    arguments or, in the members ``name`` and ``arguments``, both. ``any_result`` matches if one of ``result_patterns``
-    does, if it is not None.
+    arguments or, in the members ``name`` and ``arguments``, both. ``any_beginning`` matches whatever one of
+    ``result_patterns`` does or one of ``added_prefixes`` begins, if it is not None.
     """
 
     call_patterns: tuple[re.Pattern[str], ...] = ()
     result_patterns: tuple[re.Pattern[str], ...] = ()
     added_prefixes: tuple[str, ...] = ()
-    any_result: re.Pattern[str] | None = None
+    any_beginning: re.Pattern[str] | None = None
 
     def find_calls(self, text: str) -> list[tuple[str, str]]:
         """Return name and arguments (JSON) of each call in a model's *text*, by pattern and not in the text's order."""
@@ -69,6 +69,8 @@ class TextToolFormat(msgspec.Struct, frozen=True):
         texts = [content]
         if isinstance(content, list):
             texts = [_text(part) for part in content]
+        if not texts or not isinstance(texts[0], str) or self._begins_otherwise(texts[0], 0):
+            return None
         first = 0
         while first < len(texts) and self._is_added(texts[first]):
             first += 1
@@ -83,14 +85,21 @@ class TextToolFormat(msgspec.Struct, frozen=True):
         return WrittenResult(name_digest(match.groupdict().get("name") or ""), head, parts, user_parts, first)
 
     def _match_result(self, text: str) -> re.Match[str] | None:
-        start = _text_start(text, self._added_end(text))
-        end = start + _BEGINNING
-        if self.any_result is not None and not self.any_result.match(text, start, end):
-            return None  # nearly all texts, and each pattern is a further call
+        added = self._added_end(text)
+        if self._begins_otherwise(text, added):
+            return None
+        start = _text_start(text, added)
         for pattern in self.result_patterns:
-            if match := pattern.match(text, start, end):
+            if match := pattern.match(text, start, start + _BEGINNING):
                 return match
         return None
+
+    def _begins_otherwise(self, text: str, at: int) -> bool:
+        """True if what is at *at* in *text* surely is neither a result nor added: nearly all texts, at one call."""
+        if self.any_beginning is None:
+            return False
+        start = _text_start(text, at)
+        return self.any_beginning.match(text, start, start + _BEGINNING) is None
 
     def _added_end(self, text: str) -> int:
         """Return the end of the block that the client added at the beginning of *text*; 0 if there is none."""

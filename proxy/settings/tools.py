@@ -127,7 +127,7 @@ def tool_map(tools: ToolTable) -> ToolMap:
         _compiled(table.written.calls, re.MULTILINE | re.DOTALL),
         _compiled(table.written.results),
         table.written.added,
-        any_pattern(table.written.results),
+        any_pattern([*map(re.escape, table.written.added), *table.written.results]),
     )
     tools_by_name = {name: _tool(rule) for name, rule in table.map.items()}
     return ToolMap(tools_by_name, table.protected, keys, text_format, _work(table.work))

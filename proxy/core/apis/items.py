@@ -184,19 +184,23 @@ def digest(item: dict[str, Any], *, large: bool = False) -> bytes:
 
     Key order, spacing, nulls and the spelling of arguments do not change them. A *large* item is encoded in steps.
     """
-    plain = _canonical(item)
-    if isinstance(plain.get("content"), str):
-        plain["content"] = [{"text": plain["content"], "type": "text"}]
+    role, text = item.get("role"), item.get("content")
+    if len(item) == PLAIN and type(role) is type(text) is str and role and text:
+        plain: dict[str, Any] = {"content": [{"text": text, "type": "text"}], "role": role}  # most short items
+    else:
+        plain = _canonical(item)
+        if isinstance(plain.get("content"), str):
+            plain["content"] = [{"text": plain["content"], "type": "text"}]
     try:
         if large:
-            text = encode_in_steps(plain, _encode, ordered=True).encode()
+            encoded = encode_in_steps(plain, _encode, ordered=True).encode()
         else:
-            text = msgspec.json.encode(plain, order="deterministic")
+            encoded = msgspec.json.encode(plain, order="deterministic")
     except (UnicodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
-        text = encode_in_steps(plain, _SORTED.encode, ordered=True).encode()
+        encoded = encode_in_steps(plain, _SORTED.encode, ordered=True).encode()
     if large:
         dismantle(plain)
-    return hashlib.sha256(text).digest()[:HASH_BYTES]
+    return hashlib.sha256(encoded).digest()[:HASH_BYTES]
 
 
 def _encode(value: Any) -> str:

@@ -8,10 +8,12 @@ product's name.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from math import log2
+from operator import attrgetter
 from typing import Any
 
 from proxy.core.call_arguments import Arguments
@@ -33,6 +35,10 @@ MOST_NAMES = 40_000
 WINDOW = 65_536
 """Characters of a text that are searched at a time."""
 
+TOGETHER, SHORT = 64, 1_024
+"""Texts whose pieces are searched together, each of so many characters at most: thousands of texts may be a word each,
+and to search one piece takes half as long as to search a hundred."""
+
 LEAST_SEARCHED, MOST_SEARCHED = 1_000, 40_000
 """Names after which no further result is searched, at least and at most; and after which no further text is.
 
@@ -46,6 +52,7 @@ CALLED = 1.5
 OLDEST = 0.6
 """The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
+_PLAIN = attrgetter("plain")
 _BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
 _SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*]+")
 _QUOTED = lazy_pattern(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
@@ -248,21 +255,39 @@ class Names:
         self._titles: set[str] = set()
         self._pieces = _Pieces(self._numbers)
         most = min(max(LEAST_SEARCHED, tokens // 2), MOST_SEARCHED)
-        for index in range(len(entries) - 1, -1, -1):
-            entry = entries[index]
-            recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
-            if entry.role == "tool":
-                self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
-            else:
-                self._add(entry.text, WRITTEN[entry.role], recency)
-            if not entry.calls:
-                continue
-            for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
-                self._add(called, CALLED, recency)
+        for end in range(len(entries), 0, -TOGETHER):
+            if len(self.recency) >= MOST_SEARCHED:
+                break
+            start = max(0, end - TOGETHER)
+            self._search_short(entries[start:end], calls[start:end], most)
+            for index in range(end - 1, start - 1, -1):
+                recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
+                self._add_entry(entries[index], calls[index], recency, most)
+
+    def _search_short(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], most: int) -> None:
+        """Search the short texts of *entries*, and of their *calls*, all at once before each is added."""
+        texts: list[str] = []
+        for entry, of_entry in zip(entries, calls, strict=True):
+            if entry.role != "tool" or len(self.recency) < most:
+                texts.append(entry.text)
+            texts.extend(map(_PLAIN, of_entry))
+        short = sorted(texts, key=len)
+        self._pieces.names_in(_split(" ".join(short[: bisect_right(short, SHORT, key=len)])))
+
+    def _add_entry(self, entry: ItemText, calls: Sequence[Arguments], recency: float, most: int) -> None:
+        """Add what *entry* mentions; of a tool's text, unless there are *most* names."""
+        if entry.role == "tool":
+            self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
+        else:
+            self._add(entry.text, WRITTEN[entry.role], recency)
+        if not entry.calls:
+            return
+        for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls]):
+            self._add(called, CALLED, recency)
 
     def numbers(self) -> set[str]:
         """The names that are numbers, and no titles: what stands in quotation marks."""
-        return self._numbers - self._titles
+        return (self._numbers - self._titles).intersection(self.recency)
 
     def worths(self) -> dict[str, float]:
         """The worth of each name: the sum over its kinds of mention, in each of which a further one counts less."""
@@ -307,11 +332,8 @@ class Names:
         In what a user or the model has written, dates and titles of several words are names, too, and in a chat people
         and places.
         """
-        pieces = self._pieces
-        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
-            names = pieces.names_in(set(text.translate(_BLANKS).split()))
-        else:
-            names = pieces.names_in(set(_SPLIT.findall(text)))
+        names = self._pieces.names_in(_split(text))
+        if not text.isascii():  # none of the marks of titles is in ASCII
             titles = _QUOTED.findall(text)
             if not is_written:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
@@ -330,6 +352,13 @@ class Names:
         if self.is_chat:
             names.update(proper_names(text))
         return names
+
+
+def _split(text: str) -> set[str]:
+    """The pieces of *text*."""
+    if text.isascii():  # a quarter of the time that the pattern takes
+        return set(text.translate(_BLANKS).split())
+    return set(_SPLIT.findall(text))
 
 
 def _end_tags(names: Iterable[str], text: str) -> set[str]:

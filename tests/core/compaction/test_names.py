@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import pytest
 
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.names import (
+    LEAST_SEARCHED,
     STANDARD,
+    TOGETHER,
     Names,
     dates,
     is_meaningless,
@@ -146,3 +150,36 @@ def test_a_text_of_one_word_has_the_names_that_it_has_in_a_sentence(word: str) -
     alone, among = (Names([ItemText("user", text)], [[]], 1_000) for text in (word, f"({word})"))
     assert alone.worths() == among.worths()
     assert alone.numbers() == among.numbers()
+
+
+def test_texts_that_are_searched_together_have_the_names_of_each() -> None:
+    """Short and long texts in turn, in one script and in several: a name's mentions are those in each text alone."""
+    roles: tuple[Role, ...] = ("user", "assistant", "tool")
+    texts = (
+        "See src/a.py:12, {}.",
+        "{}",
+        "Row_{} of 「表」 at 10:3{}.",
+        "name_{} " * 200,
+        "7 May 2023 or $1,250.50, {}",
+    )
+    entries = [
+        ItemText(roles[at % 3], texts[at % len(texts)].replace("{}", str(at % 7))) for at in range(2 * TOGETHER + 5)
+    ]
+    together = Names(entries, [()] * len(entries), 8_000)
+    alone: dict[float, Counter[str]] = defaultdict(Counter)
+    numbers: set[str] = set()
+    for entry in entries:
+        names = Names([entry], [()], 8_000)
+        numbers |= names.numbers()
+        for worth, times in names.mentions.items():
+            alone[worth].update(times)
+    assert together.mentions == alone
+    assert together.numbers() == numbers
+
+
+def test_a_time_in_a_result_that_is_not_searched_any_more_is_no_name() -> None:
+    """Its piece is known from the search of all short texts beside it."""
+    entries = [ItemText("tool", "at 10:30"), ItemText("tool", " ".join(f"name_{at}" for at in range(LEAST_SEARCHED)))]
+    names = Names(entries, [()] * len(entries), 1_000)
+    assert "10:30" not in names.worths()
+    assert names.numbers() == set()
