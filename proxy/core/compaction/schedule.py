@@ -293,25 +293,26 @@ class Schedule:
             return pruned
         whole = structs.replace(base, view_tokens=present)
         smallest = self._folded(boundary, whole, limit, levels, goal)
-        smallest = self._clipped(boundary, whole, smallest, levels, was_refused=was_refused)
+        clipped: Compaction | None = None
+        if smallest.view_tokens > levels.budget:
+            clipped = stages.clip(boundary, smallest, levels.clip_to, levels.budget)
+        elif was_refused and smallest is whole:
+            clipped = stages.clip(boundary, whole, levels.clip_to, levels.clip_to)
+        if clipped is not None:
+            return clipped
         if smallest is not whole:
             return smallest
-        # Only its white space is gone: a reason to change the prompt if *last* does not fit.
-        is_needed = was_refused or self.view_tokens(boundary, last) > levels.budget
-        if base is last or not is_needed:
-            return None
-        return whole
+        return self._minified(boundary, last, whole, levels, was_refused=was_refused)
 
-    def _clipped(
-        self, boundary: int, whole: Compaction, smallest: Compaction, levels: Levels, *, was_refused: bool
-    ) -> Compaction:
-        """*smallest* with items clipped if it exceeds the budget, or if *whole* was refused and is the smallest."""
-        needed = levels.budget
-        if smallest.view_tokens <= needed:
-            if not was_refused or smallest is not whole:
-                return smallest
-            needed = levels.clip_to
-        return self._stages.clip(boundary, smallest, levels.clip_to, needed) or smallest
+    def _minified(
+        self, boundary: int, last: Compaction, whole: Compaction, levels: Levels, *, was_refused: bool
+    ) -> Compaction | None:
+        """*whole* if white space is all that it lacks and the view of *last* does not fit; None if nothing is due."""
+        if whole.minified == last.minified:
+            return None
+        if was_refused or self.view_tokens(boundary, last) > levels.budget:
+            return whole
+        return None
 
     def _relieved(self, boundary: int, last: Compaction, base: Compaction, levels: Levels) -> Compaction | None:
         """*base* with those results truncated that *last* left whole because no model had read them.
