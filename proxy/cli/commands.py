@@ -459,7 +459,7 @@ def connect(
 
     by_name = clients()
     if client is None:
-        typer.echo("\n".join(f"{name:16}{known.title} ({known.api})" for name, known in by_name.items()))
+        typer.echo(commands.client_list(by_name))
         return
     if write and undo:
         fail(MISUSED, "Give --write or --undo, not both.")

@@ -45,6 +45,11 @@ class ClientFile:
     settings: tuple[FileSetting, ...]
 
 
+def client_list(by_name: Mapping[str, Client]) -> str:
+    """Return one line for each client: the name that ``connect`` takes, its title and its API."""
+    return "\n".join(f"{name:16}{client.title} ({client.api})" for name, client in by_name.items())
+
+
 def connect(
     name: str, client: Client, facts: ClientFacts, environ: Mapping[str, str], journal: Path | None
 ) -> list[str]:

@@ -300,11 +300,7 @@ class Names:
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
         for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
-        for name in [name for name in worths if "." in name and "/" not in name]:
-            if STANDARD.fullmatch(name):
-                worths[name] *= STANDARD_WORTH
-            elif _GLUED.fullmatch(name):
-                del worths[name]
+        _judge_dotted(worths)
         return worths
 
     def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
@@ -359,6 +355,15 @@ def _split(text: str) -> set[str]:
     if text.isascii():  # a quarter of the time that the pattern takes
         return set(text.translate(_BLANKS).split())
     return set(_SPLIT.findall(text))
+
+
+def _judge_dotted(worths: dict[str, float]) -> None:
+    """Lower in *worths* those of names with a dot that a language brings along; remove ends of sentences."""
+    for name in [name for name in worths if "." in name and "/" not in name]:
+        if STANDARD.fullmatch(name):
+            worths[name] *= STANDARD_WORTH
+        elif _GLUED.fullmatch(name):
+            del worths[name]
 
 
 def _end_tags(names: Iterable[str], text: str) -> set[str]:
