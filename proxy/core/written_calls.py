@@ -69,12 +69,14 @@ class TextToolFormat(msgspec.Struct, frozen=True):
         texts = [content]
         if isinstance(content, list):
             texts = [_text(part) for part in content]
-        if not texts or not isinstance(texts[0], str) or self._begins_otherwise(texts[0], 0):
+        if not texts or self._begins_otherwise(texts[0], 0):
             return None
-        first = 0
-        while first < len(texts) and self._is_added(texts[first]):
-            first += 1
-        if first == len(texts) or not isinstance(texts[first], str):
+        return self._result_in(texts)
+
+    def _result_in(self, texts: Sequence[Any]) -> WrittenResult | None:
+        """Return the result with which the first of *texts* begins that the client has not added; None if none does."""
+        first = next((at for at, text in enumerate(texts) if not self._is_added(text)), None)
+        if first is None or not isinstance(texts[first], str):
             return None
         match = self._match_result(texts[first])
         if match is None:
@@ -94,8 +96,10 @@ class TextToolFormat(msgspec.Struct, frozen=True):
                 return match
         return None
 
-    def _begins_otherwise(self, text: str, at: int) -> bool:
+    def _begins_otherwise(self, text: Any, at: int) -> bool:
         """True if what is at *at* in *text* surely is neither a result nor added: nearly all texts, at one call."""
+        if not isinstance(text, str):
+            return True
         if self.any_beginning is None:
             return False
         start = _text_start(text, at)

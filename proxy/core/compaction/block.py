@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.core.call_arguments import Arguments, read_all_arguments
-from proxy.core.compaction.digest import digest_of
+from proxy.core.compaction.digest import digest_of, quoted
 from proxy.core.compaction.excerpts import (
     READ,
     Excerpts,
@@ -21,10 +21,11 @@ from proxy.core.compaction.excerpts import (
     excerpt,
     mark_tokens,
     overtaken_reports,
-    quoted_results,
     sentences_of,
 )
-from proxy.core.compaction.steps import BULLET, LEAST_ROOM, Steps, rounds_of, sentence_rank
+from proxy.core.compaction.names import without_line_numbers
+from proxy.core.compaction.steps import BULLET, LEAST_ROOM, Steps, rounds_of, sentence_rank, shown_call
+from proxy.core.compaction.truncate import truncate, truncate_to
 from proxy.core.compaction.work_state import NO_STATE, STATE, FoldedCall, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tokens.counting import unremembered
@@ -44,11 +45,20 @@ NEWEST = "The user's latest message, word for word"
 STEPS = "Steps so far"
 """The beginnings of the headings of the other sections; the digest has none."""
 
+HEADING_END = {True: ":", False: " (some left out for want of room):"}
+"""The end of a heading, by whether all its lines are shown."""
+
 RESULTS = "What tools answered at the time, in part:"
 """The heading of the results."""
 
 RESULTS_FRAME, LEAST_RESULTS = 16, 64
 """Tokens of that heading, and those below which no result is quoted: they would hold hardly a line."""
+
+RESULT_FRAME, LEAST_OF_RESULT, MOST_OF_RESULT = 8, 32, 400
+"""Tokens of a result's quotation marks and bullet; tokens that are quoted of a result at least and at most."""
+
+BYTES_OF_RESULT = 2_048
+"""Bytes of a result from which those tokens are taken."""
 
 STEP_SHARE = 0.25
 """Share of the text's tokens for the steps; the digest, which later steps refer to most, gets the rest."""
@@ -61,6 +71,9 @@ MOST_ERROR_LINES = 3
 
 _SHOWING = ("file_read", "shell_read", "grep", "glob", "list")
 """Kinds of tools that show what stands in files, or which there are."""
+
+_WRITING = ("file_edit", "file_write")
+"""Kinds of tools that answer with what they were given."""
 
 STATE_FRAME = 10
 """Tokens of the heading of the state of the work."""
@@ -173,16 +186,39 @@ def _work_lists(
         left = writer.extend(left)
     results: list[str] = []
     if left > LEAST_RESULTS:
-        known = "\n".join([shown, *filter(None, [*pins, *steps]), *digest.lines()])
-        # A result that holds the end of a block would end this one for a reader.
-        calls = [call for call in folded.calls if FOOTER not in call.result]
-        results = quoted_results(calls, arguments, left - RESULTS_FRAME, count, known)
+        results = _quoted_results(folded.calls, arguments, left - RESULTS_FRAME, count)
     return _Lists(pins, digest.lines(), steps, state, results)
 
 
 def _shown_files(calls: Sequence[FoldedCall]) -> set[str]:
     """The results of *calls* that show what stands in files: a call that fails answers with few lines."""
     return {call.result for call in calls if call.kind in _SHOWING and call.result.count("\n") > MOST_ERROR_LINES}
+
+
+def _quoted_results(
+    calls: Sequence[FoldedCall], arguments: Mapping[str, Arguments], tokens: int, count: Count
+) -> list[str]:
+    """Lines in at most *tokens* with the head and the end of what the newest of *calls* answered, in order.
+
+    Of calls that are alike only the newest is quoted, and none that wrote a file.
+    """
+    lines: list[str] = []
+    done: set[tuple[str, str]] = set()
+    for call in reversed(calls):
+        # A result that holds the end of a block would end this one for a reader.
+        if call.kind in _WRITING or not call.result or FOOTER in call.result or call[:2] in done:
+            continue
+        done.add(call[:2])
+        name = shown_call(call.name, call.arguments, arguments[call.arguments])
+        room = min(tokens - count(name) - RESULT_FRAME, MOST_OF_RESULT)
+        if room < LEAST_OF_RESULT:
+            break
+        most = BYTES_OF_RESULT
+        text = without_line_numbers(truncate(call.result, most, most, tail=True)).strip()
+        line = f"{name}: {quoted(truncate_to(text, most, most, room, count))}"
+        tokens -= count(line) + BULLET
+        lines.append(line)
+    return lines[::-1]
 
 
 def _chat_lists(
@@ -241,7 +277,7 @@ def _joined_sections(folded: FoldedItems, summary: str, lists: _Lists) -> str:
     if folded.task:
         sections.append(f"{TASK}:\n{folded.task}")
     if any(lists.pins):
-        heading = PINS + _gaps(lists.pins)
+        heading = PINS + HEADING_END[all(lists.pins)]
         sections.append("\n".join([heading, *(f"- {pin}" for pin in lists.pins if pin)]))
     if folded.newest:
         sections.append(f"{NEWEST}:\n{folded.newest}")
@@ -250,20 +286,15 @@ def _joined_sections(folded: FoldedItems, summary: str, lists: _Lists) -> str:
     if lists.digest:
         sections.append("\n".join(lists.digest))
     if any(lists.steps):
-        sections.append("\n".join([STEPS + _gaps(lists.steps), *(f"- {step}" for step in lists.steps if step)]))
+        sections.append(
+            "\n".join([STEPS + HEADING_END[all(lists.steps)], *(f"- {step}" for step in lists.steps if step)])
+        )
     if lists.results:
         sections.append("\n".join([RESULTS, *(f"- {line}" for line in lists.results)]))
     if lists.state:
         sections.append("\n".join([STATE + ":", *(f"- {line}" for line in lists.state)]))
     sections.append(FOOTER)
     return "\n\n".join(sections)
-
-
-def _gaps(lines: Sequence[str]) -> str:
-    """The end of a heading, which says if some of *lines* are left out."""
-    if all(lines):
-        return ":"
-    return " (some left out for want of room):"
 
 
 # The words of users.

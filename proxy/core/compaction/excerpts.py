@@ -10,26 +10,14 @@ whole, so that an answer keeps its sense.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from math import log2
 
 import msgspec
 
-from proxy.core.call_arguments import Arguments
-from proxy.core.compaction.digest import quoted
-from proxy.core.compaction.names import without_line_numbers
-from proxy.core.compaction.steps import (
-    BULLET,
-    LEAST_ROOM,
-    LONG_SENTENCE,
-    SENTENCE_END,
-    overtaken,
-    sentence_rank,
-    shown_call,
-)
+from proxy.core.compaction.steps import BULLET, LEAST_ROOM, LONG_SENTENCE, SENTENCE_END, overtaken, sentence_rank
 from proxy.core.compaction.truncate import OMITTED
-from proxy.core.compaction.work_state import FoldedCall
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.tool_table import NO_TALK, TalkRules
@@ -82,23 +70,6 @@ Of a longer one the sentence alone is counted: thousands of lines of thousands o
 
 MOST_MISSES = 40
 """Texts in all that may be too long for the room before no further one is tried."""
-
-MOST_RESULTS, RESULT_READ = 32, 4_096
-"""Results, the newest, and characters of each that are looked through."""
-
-FILLED = (0.9, 0.98)
-"""Shares of the room for results that are filled one after the other: indents make quotes longer than was counted."""
-
-QUOTES = 2
-"""Tokens of the quotation marks around a result."""
-
-LONG_LINE, PART = 400, 160
-"""Characters of a line of a result that is quoted in parts, as JSON is, and those of a part at least."""
-
-_PART_END = lazy_pattern(r"[,;})\]\s]")
-
-_WRITES = ("file_edit", "file_write")
-"""Kinds of calls that answer with what they were given."""
 
 _PIECE = lazy_pattern(
     r"[^\W\d_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{3,}|\d[\d.,:/-]*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]{2,}"
@@ -209,8 +180,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 class Excerpts:
     """The quoted sentences of what the user and the model said, chosen one after the other.
 
-    *known* is what the block shows anyway. *talk* tells which sentences of the user a later one overtakes. *frames* are
-    the tokens that stand beside what is quoted of each of the model's texts, if any.
+    *known* is what the block shows anyway. *talk* tells which sentences of the user a later one overtakes.
     """
 
     def __init__(
@@ -220,10 +190,8 @@ class Excerpts:
         count: Count,
         known: str,
         talk: TalkRules = NO_TALK,
-        frames: Sequence[int] = (),
     ) -> None:
         self._count = count
-        self._frames = (*[0] * len(user_texts), *(frames or [0] * len(model_texts)))
         self._sign_tokens = count(f" {OMITTED}")
         self._texts = (*user_texts, *model_texts)
         self._users = len(user_texts)
@@ -362,7 +330,7 @@ class Excerpts:
         if len(self._texts[at]) > COUNTED_WHOLE:
             return self._cost_alone(candidate, before)
         if not before:
-            return self._count(self._line_of(at, after)) + BULLET + self._frames[at]
+            return self._count(self._line_of(at, after)) + BULLET
         return max(0, self._count(self._line_of(at, after)) - self._count(self._line_of(at, before)))
 
     def _cost_alone(self, candidate: _Candidate, before: set[int]) -> int:
@@ -374,7 +342,7 @@ class Excerpts:
         runs = 1 - (sentence.index - 1 in before) - (sentence.index + 1 in before)
         cost = self._count(sentence.text) + runs * self._sign_tokens
         if not before:
-            cost += BULLET + self._frames[candidate.at]
+            cost += BULLET
         return max(0, cost)
 
     def _quote(self, candidate: _Candidate) -> None:
@@ -393,56 +361,6 @@ class Excerpts:
                 if weight < LEAST_WEIGHT:
                     weight = 0.0  # candidates with it need no new value each time that it is quoted
                 self._weights[word] = weight
-
-
-def quoted_results(
-    calls: Sequence[FoldedCall], arguments: Mapping[str, Arguments], tokens: int, count: Count, known: str
-) -> list[str]:
-    """Lines in at most *tokens*, each with what one of *calls* answered that tells most beside the text *known*.
-
-    Of calls that are alike only the newest is quoted. *arguments* are those of the calls, by their text.
-    """
-    newest = _newest_of_each(calls)
-    names = [shown_call(call.name, call.arguments, arguments[call.arguments]) + ": " for call in newest]
-    texts = [_quotable(call.result) for call in newest]
-    excerpts = Excerpts((), texts, count, known, frames=[count(name) + QUOTES for name in names])
-
-    def lines() -> list[str]:
-        return [name + quoted(text) for name, text in zip(names, excerpts.model_lines(), strict=True) if text]
-
-    for share in FILLED:
-        excerpts.choose(int(share * tokens) - count("\n".join([f"- {line}" for line in lines()])))
-    return lines()
-
-
-def _quotable(result: str) -> str:
-    """The beginning of a *result*, in lines that are not too long to be quoted."""
-    lines = without_line_numbers(result[:RESULT_READ]).split("\n")
-    return "\n".join(map(in_parts, lines))
-
-
-def in_parts(line: str) -> str:
-    """A *line* of a result, if it is long in several, none of which ends inside a word."""
-    if len(line) <= LONG_LINE:
-        return line
-    parts: list[str] = []
-    start = 0
-    while end := _PART_END.search(line, start + PART):
-        parts.append(line[start : end.end()])
-        start = end.end()
-    return "\n".join([*parts, line[start:]])
-
-
-def _newest_of_each(calls: Sequence[FoldedCall]) -> list[FoldedCall]:
-    """The newest of *calls*, without those that only say that a file was written, in order.
-
-    Calls without arguments are different ones if their results are.
-    """
-    newest: dict[tuple[str, str], FoldedCall] = {}
-    for call in reversed(calls[-MOST_RESULTS:]):
-        if call.kind not in _WRITES and call.result.strip():
-            newest.setdefault((call.name, call.arguments if len(call.arguments) > 2 else call.result), call)
-    return [*newest.values()][::-1]
 
 
 def _first_of_each(sentences: Sequence[Sentence]) -> list[Sentence]:

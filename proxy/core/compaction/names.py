@@ -258,32 +258,32 @@ class Names:
         for end in range(len(entries), 0, -TOGETHER):
             if len(self.recency) >= MOST_SEARCHED:
                 break
-            start = max(0, end - TOGETHER)
-            self._search_short(entries[start:end], calls[start:end], most)
-            for index in range(end - 1, start - 1, -1):
-                recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
-                self._add_entry(entries[index], calls[index], recency, most)
+            self._add_entries(entries, calls, range(max(0, end - TOGETHER), end), most)
 
-    def _search_short(self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], most: int) -> None:
-        """Search the short texts of *entries*, and of their *calls*, all at once before each is added."""
+    def _add_entries(
+        self, entries: Sequence[ItemText], calls: Sequence[Sequence[Arguments]], indexes: range, most: int
+    ) -> None:
+        """Add what the entries at *indexes* mention, the last first; of a tool's text, unless there are *most* names.
+
+        Short texts are searched all at once before.
+        """
         texts: list[str] = []
-        for entry, of_entry in zip(entries, calls, strict=True):
-            if entry.role != "tool" or len(self.recency) < most:
-                texts.append(entry.text)
-            texts.extend(map(_PLAIN, of_entry))
+        for index in indexes:
+            if entries[index].role != "tool" or len(self.recency) < most:
+                texts.append(entries[index].text)
+            texts.extend(map(_PLAIN, calls[index]))
         short = sorted(texts, key=len)
-        self._pieces.names_in(_split(" ".join(short[: bisect_right(short, SHORT, key=len)])))
-
-    def _add_entry(self, entry: ItemText, calls: Sequence[Arguments], recency: float, most: int) -> None:
-        """Add what *entry* mentions; of a tool's text, unless there are *most* names."""
-        if entry.role == "tool":
-            self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
-        else:
-            self._add(entry.text, WRITTEN[entry.role], recency)
-        if not entry.calls:
-            return
-        for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls]):
-            self._add(called, CALLED, recency)
+        joined = " ".join(short[: bisect_right(short, SHORT, key=len)])
+        self._pieces.names_in(set(joined.translate(_BLANKS).split()))
+        for index in reversed(indexes):
+            entry = entries[index]
+            recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
+            if entry.role == "tool":
+                self._add(without_line_numbers(entry.text), WRITTEN["tool"], recency, most)
+            else:
+                self._add(entry.text, WRITTEN[entry.role], recency)
+            for called in (*[name for name, _ in entry.calls], *[call.plain for call in calls[index]]):
+                self._add(called, CALLED, recency)
 
     def numbers(self) -> set[str]:
         """The names that are numbers, and no titles: what stands in quotation marks."""
@@ -300,7 +300,11 @@ class Names:
         worths = {name: worth * recency[name] for name, worth in mentioned.items()}
         for name in filter(_TIME.fullmatch, self.numbers()):
             worths[name] *= TIME
-        _judge_dotted(worths)
+        dotted = [name for name in worths if "." in name and "/" not in name]
+        for name in filter(STANDARD.fullmatch, dotted):
+            worths[name] *= STANDARD_WORTH
+        for name in filter(_GLUED.fullmatch, dotted):
+            del worths[name]
         return worths
 
     def _add(self, text: str, worth: float, recency: float, most: int = MOST_SEARCHED) -> None:
@@ -328,8 +332,10 @@ class Names:
         In what a user or the model has written, dates and titles of several words are names, too, and in a chat people
         and places.
         """
-        names = self._pieces.names_in(_split(text))
-        if not text.isascii():  # none of the marks of titles is in ASCII
+        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
+            names = self._pieces.names_in(set(text.translate(_BLANKS).split()))
+        else:
+            names = self._pieces.names_in(set(_SPLIT.findall(text)))
             titles = _QUOTED.findall(text)
             if not is_written:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
@@ -348,22 +354,6 @@ class Names:
         if self.is_chat:
             names.update(proper_names(text))
         return names
-
-
-def _split(text: str) -> set[str]:
-    """The pieces of *text*."""
-    if text.isascii():  # a quarter of the time that the pattern takes
-        return set(text.translate(_BLANKS).split())
-    return set(_SPLIT.findall(text))
-
-
-def _judge_dotted(worths: dict[str, float]) -> None:
-    """Lower in *worths* those of names with a dot that a language brings along; remove ends of sentences."""
-    for name in [name for name in worths if "." in name and "/" not in name]:
-        if STANDARD.fullmatch(name):
-            worths[name] *= STANDARD_WORTH
-        elif _GLUED.fullmatch(name):
-            del worths[name]
 
 
 def _end_tags(names: Iterable[str], text: str) -> set[str]:

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.apis.chat import read_item_text
-from proxy.core.compaction.block import FOOTER, HEADER, HEADINGS, RESULTS, SUMMARY, FoldedItems, render_block
+from proxy.core.compaction.block import (
+    FOOTER,
+    HEADER,
+    HEADINGS,
+    MOST_OF_RESULT,
+    RESULTS,
+    SUMMARY,
+    FoldedItems,
+    render_block,
+)
 from proxy.core.compaction.digest import BEGINNINGS
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.truncate import OMITTED, shorten
@@ -95,11 +104,48 @@ def with_results(*results: str) -> FoldedItems:
 def test_room_that_is_left_goes_to_results() -> None:
     """A block of few rounds with large results was a third full: they are quoted, each with its call."""
     results = [prose(at, 600) for at in range(4)]
-    made = render_block(with_results(*results), 1_000, 880, count_tokens)
-    assert RESULTS in made
-    assert 900 <= count_tokens(made) <= 1_000
+    made = render_block(with_results(*results), 1_500, 1_380, count_tokens)
+    assert 1_350 <= count_tokens(made) <= 1_500
     assert sum(f"- Read(part{at}.md): “" in made for at in range(4)) > 1
     assert made.index(RESULTS) > made.index("Steps so far")
+
+
+def read(path: str, result: str, kind: str = "file_read") -> FoldedCall:
+    return FoldedCall("Read", f'{{"path": "{path}"}}', kind, result)
+
+
+def quoted_lines(calls: list[FoldedCall], block: int) -> list[str]:
+    """The quoted results of *calls* in a block of *block* tokens."""
+    entries = tuple(ItemText("assistant", "", ((call.name, call.arguments),)) for call in calls)
+    made = render_block(FoldedItems(entries, (), calls=tuple(calls)), block, block - 100, count_tokens)
+    _, _, quotes = made.partition(f"{RESULTS}\n- ")
+    return quotes.removesuffix(f"\n\n{FOOTER}").split("\n- ")
+
+
+def test_of_calls_that_are_alike_the_newest_result_is_quoted() -> None:
+    """What a file was before it was read again is not shown, nor what a tool answers to text that it was given."""
+    calls = [
+        read("a.py", "The boiler runs at sixty degrees."),
+        read("b.py", "     1→The choir\n     2→sings on Tuesday."),
+        read("c.py", "The file was written.", "file_edit"),
+        read("a.py", "The boiler was turned down to fifty."),
+        read("d.py", ""),
+    ]
+    assert quoted_lines(calls, 500) == [
+        "Read(b.py): “The choir\nsings on Tuesday.”",
+        "Read(a.py): “The boiler was turned down to fifty.”",
+    ]
+
+
+def test_of_a_long_result_head_and_end_are_quoted() -> None:
+    """One result does not take the room of all, and the room is not exceeded by its quotation marks."""
+    log = "\n".join(f"step {at}: {prose(at, 12)}" for at in range(2_000))
+    lines = quoted_lines([read("old.log", log), read("new.log", log)], 1_000)
+    assert [line.partition(": “")[0] for line in lines] == ["Read(old.log)", "Read(new.log)"]
+    for line in lines:
+        assert "“step 0: " in line
+        assert "step 1999: " in line
+        assert 300 < count_tokens(line) < MOST_OF_RESULT + 32
 
 
 def test_a_full_block_quotes_no_result() -> None:

@@ -6,23 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.call_arguments import read_arguments
 from proxy.core.compaction.block import FoldedItems, render_block
-from proxy.core.compaction.excerpts import (
-    MOST_RESULTS,
-    MOST_TEXTS,
-    RESULT_READ,
-    SHORT,
-    Excerpts,
-    in_parts,
-    quoted_results,
-    sentences_of,
-    talk_as_equals,
-)
+from proxy.core.compaction.excerpts import MOST_TEXTS, SHORT, Excerpts, sentences_of, talk_as_equals
 from proxy.core.compaction.stages import BLOCK_FRAME
 from proxy.core.compaction.steps import BULLET
 from proxy.core.compaction.truncate import OMITTED
-from proxy.core.compaction.work_state import FoldedCall
 from proxy.core.conversation import ItemText
 from tests.support.engine_fixtures import count_tokens
 from tests.support.linear_time import is_linear
@@ -165,66 +153,6 @@ def test_a_chats_block_quotes_both_sides() -> None:
     assert made.count(TALK[0]) <= 2
     few = render_block(FoldedItems(tuple(entries), users[:3]), BLOCK_FRAME + 200, 100, count_tokens)
     assert all(f"- {text}" in few for text in users[:3])
-
-
-def read(path: str, result: str, kind: str = "file_read") -> FoldedCall:
-    return FoldedCall("Read", f'{{"path": "{path}"}}', kind, result)
-
-
-def results(calls: list[FoldedCall], tokens: int, known: str = "") -> list[str]:
-    arguments = {call.arguments: read_arguments(call.arguments) for call in calls}
-    return quoted_results(calls, arguments, tokens, count_tokens, known)
-
-
-def test_a_result_is_quoted_with_its_call() -> None:
-    """Lines that tell something nowhere else shown come first; the numbers of a listing are no part of a line."""
-    listing = "\n".join(f"{at:>6}→{line}" for at, line in enumerate(["def parse(tree):", *TALK * 9, *FACTS], 1))
-    [line] = results([read("a.py", listing)], 50, known=" ".join(TALK))
-    assert line.startswith("Read(a.py): “def parse(tree):")
-    assert line.endswith(f"{chr(10).join(FACTS)} {OMITTED}”")
-    assert "→" not in line
-    assert line.count(TALK[0]) <= 1
-    assert results([read("a.py", "")], 100) == []
-    assert results([], 100) == []
-
-
-def test_of_calls_that_are_alike_the_newest_result_is_quoted() -> None:
-    """What a file was before it was read again is not shown, nor what a tool answers to text that it was given."""
-    calls = [read("a.py", FACTS[0]), read("b.py", FACTS[1]), read("c.py", TALK[0], "file_edit"), read("a.py", FACTS[2])]
-    assert results(calls, 200) == [f"Read(b.py): “{FACTS[1]}”", f"Read(a.py): “{FACTS[2]}”"]
-    without_arguments = [FoldedCall("run", "{}", "unknown", fact) for fact in FACTS]
-    assert results(without_arguments, 200) == [f"run(): “{fact}”" for fact in FACTS]
-
-
-def test_a_long_line_of_a_result_is_quoted_in_parts() -> None:
-    """JSON is one line, which would be too long for a sentence: of it as much as fits is shown."""
-    symbols = ", ".join(f'"symbol {at * 7919}"' for at in range(2_000))
-    [line] = results([FoldedCall("get_list", "{}", "unknown", f'{{"list": [{symbols}]}}')], 300)
-    assert 200 < count_tokens(line) <= 300
-    assert all(part.strip() in symbols for part in line.split("“")[1].split(OMITTED)[0].splitlines()[1:-1])
-
-
-@pytest.mark.parametrize("tokens", [16, 100, 1_000, 4_000])
-def test_results_fill_their_room(tokens: int) -> None:
-    """Indents of code are not counted with its lines: the room is filled in two goes, so that it is not left."""
-    code = "\n".join(f"{' ' * (at % 5 * 4)}value_{at} = compute_{at * 31}(tree, {at})" for at in range(300))
-    lines = results([read(f"{name}.py", code.replace("tree", name)) for name in ("one", "two", "three")], tokens)
-    taken = count_tokens("\n".join([f"- {line}" for line in lines]))
-    assert taken <= tokens
-    if tokens >= 100:
-        assert taken >= 0.9 * tokens
-
-
-def test_the_newest_results_are_read_and_the_beginning_of_each() -> None:
-    """A block takes as long for thousands of results, and for huge ones, as for some of some pages."""
-    large = "x" * RESULT_READ + f"\n{FACTS[0]}"
-    assert results([read("old.py", FACTS[1]), *[read(f"{at}.py", large) for at in range(MOST_RESULTS)]], 400) == []
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_long_line_grows_with_its_length() -> None:
-    """A result may be one line without a blank, of which each part was looked for again from every character."""
-    assert is_linear(lambda length: in_parts("x" * length), 20_000)
 
 
 def test_a_sentence_that_stands_twice_in_a_long_text_is_quoted_once() -> None:
