@@ -192,8 +192,8 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
     at, end = 1, len(raw) - 1
     while at <= end:
         cut = _border(raw, at, end)
-        if cut == end and not raw[at:end].strip():
-            raise msgspec.DecodeError("a member was expected behind the last comma")
+        if not raw[at:cut].strip():
+            raise msgspec.DecodeError("a member was expected behind a comma")
         yield raw[:1] + raw[at:cut] + raw[-1:]
         at = cut + 1
 

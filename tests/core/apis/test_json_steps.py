@@ -193,6 +193,24 @@ def test_in_pieces_of_any_size_a_value_is_the_same(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"0long": [], "00": {"0": null}, ,"1": null}',
+        '[[1, 2], "long", , "text"]',
+        '[ , "long", "text"]',
+        '["long", "text", ]',
+        "[      ]",
+        '{"long": 1}',
+    ],
+)
+def test_two_commas_in_a_row_are_no_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a blank between them they were taken for the borders of an empty list or object."""
+    for size in range(4, len(text)):
+        monkeypatch.setattr(json_steps, "ONE_CALL", size)
+        parses_as_json_does(text)
+
+
+@pytest.mark.parametrize(
     "value",
     [
         {f"key{at}": at for at in range(60_000)},
