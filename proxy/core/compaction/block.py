@@ -213,9 +213,10 @@ def _quoted_results(
         room = min(tokens - count(name) - RESULT_FRAME, MOST_OF_RESULT)
         if room < LEAST_OF_RESULT:
             break
-        most = BYTES_OF_RESULT
-        text = without_line_numbers(truncate(call.result, most, most, tail=True)).strip()
-        line = f"{name}: {quoted(truncate_to(text, most, most, room, count))}"
+        # So many lines that only the bytes, and then the tokens, decide.
+        lines_allowed = size = BYTES_OF_RESULT
+        text = without_line_numbers(truncate(call.result, lines_allowed, size, tail=True)).strip()
+        line = f"{name}: {quoted(truncate_to(text, lines_allowed, size, room, count))}"
         tokens -= count(line) + BULLET
         lines.append(line)
     return lines[::-1]
