@@ -1,14 +1,15 @@
-"""Facts of calls and results: small, without text, joined by id."""
+"""Facts of calls and results: small, without text, joined by id. What the arguments of any call say."""
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 
 import pytest
 
 from proxy.core.conversation import Item, ItemFacts, ItemText, Result
-from proxy.core.tool_calls import facts_of, failure_line, pairs_of, unpack_mentions
+from proxy.core.tool_calls import LONGEST_ARGUMENTS, facts_of, failure_line, pairs_of, read_arguments, unpack_mentions
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 
@@ -107,3 +108,40 @@ def test_a_long_word_costs_little(text: str) -> None:
     began = time.process_time()
     facts_of(ItemText("assistant", text), tool_map_of_package().call, count_tokens)
     assert time.process_time() - began < 5  # by the square: half a minute and more
+
+
+def test_numbers_in_arguments_keep_their_digits() -> None:
+    """Numbers in a call's arguments keep their digits: 1e5 is not written as 100000.0, nor 1.10 as 1.1."""
+    assert read_arguments('{"a": 1e5, "b": [1.10, true, null, "x"], "c": 12345678901234567890}').plain.split("\n") == [
+        "1e5",
+        "1.10",
+        "x",
+        "12345678901234567890",
+    ]
+
+
+def test_very_long_arguments_are_not_decoded() -> None:
+    """They are text as they stand, and no command is looked for in them."""
+    arguments = json.dumps({"command": "x" * LONGEST_ARGUMENTS})
+    assert read_arguments(arguments).plain == arguments
+    assert read_arguments(arguments).command == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ('{"command": "ls -la\\n  src"}', "ls -la src"),
+        ('{"cmd": ["bash", "-lc", "make all"]}', "bash -lc make all"),
+        ('{"path": "x"}', ""),
+        ('{"command": null}', ""),
+        ('{"commands": ["cd src", "ls\\n -la"]}', "cd src; ls -la"),
+        ('{"commands": [{"command": "make"}, {"cmd": ["git", "log"]}, null, {"x": 1}]}', "make; git log"),
+        ('{"commands": "make"}', ""),
+        ("not json", ""),
+        ("[1]", ""),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_shell_call_shows_its_command_on_one_line(arguments: str, command: str) -> None:
+    """The command of a shell call on one line, whatever its member is called; nothing for other calls."""
+    assert read_arguments(arguments).command == command

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from proxy.core.call_arguments import Arguments, read_all_arguments
 from proxy.core.compaction.digest import digest_of, quoted
 from proxy.core.compaction.excerpts import (
     READ,
@@ -29,6 +28,7 @@ from proxy.core.compaction.truncate import truncate, truncate_to
 from proxy.core.compaction.work_state import NO_STATE, STATE, FoldedCall, WorkState
 from proxy.core.conversation import Count, ItemText
 from proxy.core.tokens.counting import unremembered
+from proxy.core.tool_calls import Arguments, read_all_arguments
 from proxy.core.tool_table import NO_TALK, TalkRules
 
 HEADER = (

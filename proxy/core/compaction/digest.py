@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from string import ascii_letters, digits
 
-from proxy.core.call_arguments import Arguments, read_all_arguments
 from proxy.core.compaction.names import LONGEST, PATH, WINDOW, Names
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
-from proxy.core.tool_calls import FAILURE_SIGNS, FAILURE_WORDS
+from proxy.core.tool_calls import FAILURE_SIGNS, FAILURE_WORDS, Arguments, read_all_arguments
 
 NUMBER_SHARE = 0.2
 CHAT_NUMBER_SHARE = 0.5

@@ -16,9 +16,9 @@ from math import log2
 from operator import attrgetter
 from typing import Any
 
-from proxy.core.call_arguments import Arguments
 from proxy.core.conversation import ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_calls import Arguments
 
 LONGEST = 160
 """Most characters of a token, an error line or a command. A longer one is data, not a name."""

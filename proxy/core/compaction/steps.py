@@ -16,10 +16,10 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, filterfalse, repeat
 from math import log2
 
-from proxy.core.call_arguments import Arguments
 from proxy.core.compaction.truncate import OMITTED, shorten
 from proxy.core.conversation import Count, ItemText
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_calls import Arguments
 from proxy.core.tool_table import TalkRules
 
 # Ranks of sentences.

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from proxy.core.apis.base import ApiFormat
 from proxy.core.apis.json_edit import CACHE_MARK, cache_marks, common_cap, minified, without_members
 from proxy.core.apis.json_scan import Span
-from proxy.core.call_arguments import read_all_arguments, read_arguments
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
 from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
@@ -24,7 +23,7 @@ from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_sta
 from proxy.core.conversation import Count, Item, ItemText, Layout
 from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
-from proxy.core.tool_calls import WRITTEN, Pair, failure_line, pairs_of
+from proxy.core.tool_calls import WRITTEN, Pair, failure_line, pairs_of, read_all_arguments, read_arguments
 from proxy.core.tool_table import ToolMap
 from proxy.core.written_calls import replace_written_result, texts_of
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from proxy.core.call_arguments import Arguments
 from proxy.core.compaction.digest import quoted
 from proxy.core.compaction.steps import BULLET
 from proxy.core.compaction.truncate import shorten
 from proxy.core.conversation import Count
 from proxy.core.lazy_pattern import lazy_pattern
+from proxy.core.tool_calls import Arguments
 from proxy.core.tool_table import TodoRules, ToolMap
 
 STATE = "State of the work after these steps"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.call_arguments import read_all_arguments
 from proxy.core.compaction.steps import MOST_ROUNDS, Round, Steps, has_conclusion, overtaken, rounds_of, sentence_rank
 from proxy.core.conversation import ItemText
+from proxy.core.tool_calls import read_all_arguments
 from proxy.core.tool_table import NO_TALK, TalkRules
 from proxy.settings import tool_map
 from proxy.settings.tools import Tools

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.call_arguments import read_arguments
 from proxy.core.compaction.work_state import (
     LONGEST_ARGUMENTS,
     FoldedCall,
@@ -18,6 +17,7 @@ from proxy.core.compaction.work_state import (
     outcome_words,
     work_state,
 )
+from proxy.core.tool_calls import read_arguments
 from tests.support.engine_fixtures import count_tokens, tool_map_of_package
 
 TOOLS = tool_map_of_package()
