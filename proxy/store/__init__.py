@@ -10,7 +10,7 @@ The way of a compaction record into the store:
     ``TableAccess.run``    ``tables.py``       logs if the store went up or down
     ``Backend.run``        ``redis.py``,       keeps the deadline, if the breaker admits the operation; what they share
                            ``sqlite.py``,      is in ``backend.py``
-                           ``memory.py``
+                           ``operations.py``
     ``Claim``              ``operations.py``   stores the value on the server or in the table, unless there is one
 
 ``RecordTable.newest`` takes the same way with ``Read``, and opens the first value that it can.

@@ -1,6 +1,7 @@
-"""The operations of the store. Each is a value, with what it does to a table of entries and on a server.
+"""The operations of the store, and the backend that runs them in the memory of this process.
 
-The code that runs, times, repeats or refuses an operation need not know which one it is.
+Each operation is a value, with what it does to a table of entries and on a server. The code that runs, times, repeats
+or refuses an operation need not know which one it is.
 
 Entries are in the memory of this process or in a SQLite file, and an operation has them to itself. Hashes and scored
 members are packed into one entry as MessagePack: they have 64 and 200 members at most.
@@ -12,10 +13,14 @@ https://redis.io/docs/latest/develop/programmability/eval-intro/
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
+
+from proxy.store.breaker import State
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -364,3 +369,85 @@ def _value(reply: object) -> bytes | None:
     if reply is None:
         return None
     return _checked(reply, bytes)
+
+
+# The memory of this process.
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of all entries at most."""
+
+_ENTRY: Final = 200
+"""Bytes that an entry takes beside its value, about: its key, its expiry, its place in the dictionary."""
+
+
+class MemoryBackend:
+    """A ``Backend`` of at most *max_bytes*, which ends with the process; the least recently used key goes first.
+
+    It never raises ``Unavailable``.
+    """
+
+    shared: bool = False
+    breaker: State = "closed"
+    refusal: str = ""
+
+    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._entries: OrderedDict[str, tuple[bytes, float | None]] = OrderedDict()
+        """Values with the monotonic second at which each expires; the least recently used is the first."""
+
+        self._bytes = 0
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run *operation* at once."""
+        return operation.on_entries(self)
+
+    def version(self) -> None:
+        """None: no other process writes here."""
+        return
+
+    async def close(self) -> None:
+        """Delete everything."""
+        self._entries.clear()
+        self._bytes = 0
+
+    def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values under *keys*, in order; None for each that is missing."""
+        values: list[bytes | None] = []
+        for key in keys:
+            value, until = self._entries.get(key, (None, None))
+            if until is not None and until <= self._clock():
+                self.remove(key)
+                value = None
+            elif value is not None:
+                self._entries.move_to_end(key)
+            values.append(value)
+        return values
+
+    def put(self, key: str, value: bytes, seconds: float | None) -> None:
+        """Store *value* for *seconds* (None: for ever), in the place of an earlier one."""
+        self.remove(key)
+        until = None
+        if seconds is not None:
+            until = self._clock() + seconds
+        self._entries[key] = (value, until)
+        self._bytes += _ENTRY + len(value)
+        while self._bytes > self._max_bytes:
+            self.remove(next(iter(self._entries)))
+
+    def refresh(self, key: str, seconds: float) -> None:
+        """Have *key* expire *seconds* from now; does nothing if it is missing."""
+        (value,) = self.read([key])
+        if value is not None:
+            self._entries[key] = (value, self._clock() + seconds)
+
+    def remove(self, key: str) -> None:
+        """Delete *key*."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= _ENTRY + len(entry[0])
+
+    def seconds_left(self, key: str) -> float:
+        """Seconds until *key* expires; zero or less if it is missing or never does."""
+        _, until = self._entries.get(key, (b"", None))
+        return (until or 0.0) - self._clock()

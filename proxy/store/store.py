@@ -23,8 +23,7 @@ from proxy.store.encryption import (
     share_naming_secret,
 )
 from proxy.store.memories_table import MemoriesTable
-from proxy.store.memory import MemoryBackend
-from proxy.store.operations import Unavailable
+from proxy.store.operations import MemoryBackend, Unavailable
 from proxy.store.sqlite import SqliteBackend
 from proxy.store.sqlite_file import refuse_network_file_system, refuse_unwritable
 from proxy.store.summary_table import SummaryTable

@@ -9,8 +9,7 @@ import pytest
 
 from proxy.store import key_names
 from proxy.store.backend import TRIAL_LIFETIME, SharedBackend, trial
-from proxy.store.memory import MemoryBackend
-from proxy.store.operations import Claim, Operation, Read, Unavailable
+from proxy.store.operations import Claim, MemoryBackend, Operation, Read, Unavailable
 from tests.store.conftest import Opener, Valkey
 
 T = TypeVar("T")

@@ -13,8 +13,7 @@ from zstandard import ZstdCompressor
 
 from proxy.store import encryption, key_names
 from proxy.store.encryption import MAX_PLAIN, Sealer, derive, naming_secret, pack
-from proxy.store.memory import MemoryBackend
-from proxy.store.operations import Claim, Unavailable
+from proxy.store.operations import Claim, MemoryBackend, Unavailable
 
 MASTER, TENANT, NAME = b"m" * 32, b"t" * 32, "ullage1:{r}:e:x:y"
 

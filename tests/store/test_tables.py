@@ -12,7 +12,7 @@ import pytest
 from proxy.engine.ports import Records
 from proxy.store import Store, key_names
 from proxy.store.encryption import MAX_PLAIN, Sealer
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from proxy.store.tables import WARN_EVERY, TableAccess, ThrottledWarnings
 from proxy.tasks import Tasks, ignore_failure
 from tests.store.conftest import Opener, Valkey, eventually

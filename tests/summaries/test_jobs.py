@@ -10,7 +10,7 @@ from msgspec import structs
 
 from proxy.core.conversation import ItemText
 from proxy.engine.ports import SummaryRequest
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from tests.conftest import StartStub
 from tests.store.conftest import Opener, Valkey
 from tests.stub.summariser import Behaviour

@@ -12,7 +12,7 @@ from proxy.core.models import Catalogue, ModelRule
 from proxy.core.request import Origin
 from proxy.engine.ports import SummaryRequest
 from proxy.store import SummaryTable
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from proxy.summaries.limits import (
     FLUSH_SECONDS,
     FLUSH_TOKENS,

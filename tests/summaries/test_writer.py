@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.ports import Summary
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from proxy.summaries import writer
 from proxy.summaries.model_call import Summariser
 from proxy.summaries.writer import NotWritten

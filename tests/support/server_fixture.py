@@ -21,7 +21,7 @@ from proxy.server.access import Access
 from proxy.server.admin import OpenPage, OpenRoutes, no_routes
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.encryption import Sealer
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from proxy.store.tables import TableAccess, ThrottledWarnings
 from proxy.tasks import Faults, Tasks
 from proxy.upstream import Target, Timeouts, Upstreams

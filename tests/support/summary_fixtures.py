@@ -15,7 +15,7 @@ from proxy.core.request import Origin, Request
 from proxy.engine.ports import CachedPrompt, SummaryPrefix, SummaryRequest
 from proxy.store import Breaker, Patience, SummaryTable
 from proxy.store.encryption import Sealer
-from proxy.store.memory import MemoryBackend
+from proxy.store.operations import MemoryBackend
 from proxy.store.tables import TableAccess, ThrottledWarnings
 from proxy.summaries import JobCaches, Jobs, SpendingLimits, SummaryConfig, Writer, ignore_note, load_prompts
 from proxy.tasks import Tasks

@@ -18,8 +18,7 @@ from proxy.features.history.notes import (
     read_notes,
 )
 from proxy.store.conversation_table import MOST_LISTED
-from proxy.store.memory import MemoryBackend
-from proxy.store.operations import Operation, ScoreMember, SetField, Unavailable
+from proxy.store.operations import MemoryBackend, Operation, ScoreMember, SetField, Unavailable
 from proxy.summaries.codec import NOTE_VERSION as VERSION
 from proxy.summaries.codec import SummaryNote
 from tests.support.engine_fixtures import TENANT, Planned, Replica, chat_body
