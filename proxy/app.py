@@ -16,13 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy import caches, garbage
-from proxy.offload import SWITCH_SECONDS
 from proxy.process import Process, StartOptions, Surroundings
 from proxy.reload import ConfigSource, ConfigWatch, Loaded, log_configuration
 from proxy.settings import Settings
 from proxy.startup import CannotListen, cannot_start
 from proxy.store import StoreMisconfigured, StoreUnsupported
-from proxy.tasks import Tasks
+from proxy.tasks import SWITCH_SECONDS, Tasks
 from proxy.telemetry.exports import CannotExport
 from proxy.telemetry.lag import LagWatch
 from proxy.telemetry.logs import Logs

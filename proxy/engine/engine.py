@@ -17,7 +17,7 @@ Loop 2, ``_deliver``, sends until a reply can be passed on:
 
 Loop 2 ends because ``Attempts`` allows two smaller views at most and asks each fallback once.
 A fault of our own costs compression, never the request (``proxy/engine/fail_open.py``). Work that grows with the body
-goes to a thread (``proxy/offload.py``).
+goes to a thread (``proxy/tasks.py``).
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ from proxy.engine.retries import Retries
 from proxy.engine.run import GIVE_UP, GiveUp, Run, never_too_lossy, report_of
 from proxy.engine.token_counts import CountTokens
 from proxy.engine.upstream_calls import Accepted, UpstreamCalls
-from proxy.offload import offload
-from proxy.tasks import Faults
+from proxy.tasks import Faults, offload
 
 
 class Engine:

@@ -34,7 +34,7 @@ from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
 from proxy.engine.reading import RECOUNTED, CountedBody, LocatedBody, Reader
 from proxy.engine.run import OBSERVED
-from proxy.offload import load_of, offload
+from proxy.tasks import load_of, offload
 
 ShrunkTools = Cache[tuple[bytes, str, str, int], tuple[str, int]]
 """Shrunk tools arrays and their tokens, by tenant, route, original JSON and target: a bounded mapping."""

@@ -40,7 +40,7 @@ from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 from proxy.core.written_calls import find_written_calls, join_written_results, texts_of, with_written_result
 from proxy.engine.ports import Cache, Counter
-from proxy.offload import LARGE, load_of, offload
+from proxy.tasks import LARGE, load_of, offload
 
 P = TypeVar("P", bound="Prefix")
 

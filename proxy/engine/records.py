@@ -32,8 +32,7 @@ from proxy.core.tokens.budget import Marks, TokenBudget
 from proxy.engine.ports import Cache, Records, Summaries, Summary, SummaryRequest, Version
 from proxy.engine.reading import Reader
 from proxy.engine.summary_requests import summary_request_of
-from proxy.offload import LARGE, offload
-from proxy.tasks import Spawn
+from proxy.tasks import LARGE, Spawn, offload
 
 MOST_BOUNDARIES = 512
 """Boundaries that one look-up reads. A conversation is compacted again long before it grows by so many requests."""

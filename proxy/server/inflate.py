@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, UllageError
-from proxy.offload import offload
 from proxy.server.config import Limits
+from proxy.tasks import offload
 
 _STEP: Final = 2**18
 """Bytes of output of one call at most: after each, the limits are checked."""

@@ -43,10 +43,10 @@ from proxy.core.report import NO_USAGE, Report
 from proxy.engine.features import Planning
 from proxy.engine.ports import Reply
 from proxy.engine.reading import Reader
-from proxy.offload import offload
 from proxy.server_tools import chat, messages, responses
 from proxy.server_tools.merger import Call, ServerToolApi
 from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult
+from proxy.tasks import offload
 
 APIS: Mapping[str, ServerToolApi] = MappingProxyType({"chat": chat, "messages": messages, "responses": responses})
 

@@ -15,12 +15,12 @@ import msgspec
 from proxy.core.conversation import Count, ItemText
 from proxy.core.request import Origin
 from proxy.engine.ports import Counter, Summary, SummaryRequest, Upstream
-from proxy.offload import in_background
 from proxy.summaries.apis import SUMMARY_APIS, append_to_prompt, encode_json, output_allowance
 from proxy.summaries.model_call import CallFailed, Summariser, TokensUsed, call_model
 from proxy.summaries.prompts import Prompts, most_words, split_transcript
 from proxy.summaries.source import Source
 from proxy.summaries.verify import verify
+from proxy.tasks import in_background
 
 FRAME: Final = 700
 """Most tokens of the instructions and the tags of one call."""

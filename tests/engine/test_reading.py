@@ -33,7 +33,7 @@ from proxy.engine.reading import (
     name_in,
     scope_of,
 )
-from proxy.offload import LARGE
+from proxy.tasks import LARGE
 from tests.support import conversation_strategies
 from tests.support.sample_conversations import AGENT_TOOLS, agent_session, chat_turn
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.offload import LARGE, offload
+from proxy.tasks import LARGE, offload
 from proxy.telemetry.lag import LagWatch
 from tests.support.proxy_process import until
 

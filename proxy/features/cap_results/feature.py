@@ -21,7 +21,7 @@ from proxy.engine.features import Feature, Planning
 from proxy.engine.reading import Reader
 from proxy.features.cap_results.settings import ResultLimits, limits_of_results
 from proxy.features.opening import FeatureParts
-from proxy.offload import offload
+from proxy.tasks import offload
 
 MOST_STEPS: Final = 64
 """Items before a result in which its call is searched; a round is rarely longer."""

@@ -30,7 +30,7 @@ from proxy.features.client_compaction.compaction_item import PREFIX, OpenedBody,
 from proxy.features.client_compaction.settings import UpstreamWithCompaction, answers_from_summaries
 from proxy.features.client_compaction.summary_answer import SummaryAnswers
 from proxy.features.opening import FeatureParts
-from proxy.offload import load_of, offload
+from proxy.tasks import load_of, offload
 
 AnsweredBy = Literal["auto", "relay", "own"]
 """``auto``: the upstream answers a request for a compaction if it supports it, else Ullage; ``relay``; ``own``."""

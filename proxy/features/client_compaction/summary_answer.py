@@ -35,7 +35,7 @@ from proxy.features.client_compaction.local_response import (
     stream_events,
     whole_response,
 )
-from proxy.offload import load_of, offload
+from proxy.tasks import load_of, offload
 
 LEAST_COVERED_SHARE: Final = 0.75
 """The share of a conversation's tokens that a summary must cover to stand for all of it."""

@@ -22,7 +22,7 @@ from proxy.engine.reading import Reader
 from proxy.engine.replies import LocalReply
 from proxy.features.compress.body import UnusableBody, ViewRequest, answer_body, read_body
 from proxy.features.opening import FeatureParts
-from proxy.offload import offload
+from proxy.tasks import offload
 
 API: Final = "compress"
 """The name of these requests in reports."""

@@ -26,7 +26,7 @@ from proxy.engine.reading import CountedBody, Reader
 from proxy.features.context_management.clearing import ContextEdits, clear_message, cleared_tool_uses, read_edits
 from proxy.features.context_management.settings import edited_upstreams
 from proxy.features.opening import FeatureParts
-from proxy.offload import offload
+from proxy.tasks import offload
 
 MEMBER: Final = "context_management"
 

@@ -26,9 +26,9 @@ from proxy.engine.reading import Reader
 from proxy.features.deferred_tools.search import NAME, Tool, ToolSearch, read_tool, reserve, search_tool
 from proxy.features.deferred_tools.settings import deferred_tools_settings
 from proxy.features.opening import FeatureParts
-from proxy.offload import offload
 from proxy.server_tools.declare import ENDLESS
 from proxy.server_tools.tool import ServerTool, may_offer
+from proxy.tasks import offload
 
 STAGE: Final = "deferred_tools"
 

@@ -19,12 +19,12 @@ from proxy.core.errors import InvalidRequest
 from proxy.features.history.notes import CompactionNote, RequestNote, read_notes
 from proxy.features.history.pages import ITEM, Entry, decode_list, parse_reference
 from proxy.features.opening import EarlierItem
-from proxy.offload import offload
 from proxy.store.archive_table import ArchiveTable
 from proxy.store.conversation_table import ConversationTable
 from proxy.store.summary_table import SummaryTable
 from proxy.summaries.codec import SummaryNote
 from proxy.summaries.codec import load as load_summary
+from proxy.tasks import offload
 
 MOST_SESSIONS: Final = 20
 """Conversations that are read at most, the newest first."""

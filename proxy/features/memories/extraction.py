@@ -23,8 +23,7 @@ from proxy.features.memories.book import MemoryBook, NewMemory
 from proxy.features.memories.memory import LONGEST_TITLE, Type, shortened
 from proxy.features.memories.provenance import own_words, speaker_of, spoken_of
 from proxy.features.memories.settings import is_named
-from proxy.offload import offload
-from proxy.tasks import Spawn
+from proxy.tasks import Spawn, offload
 
 MOST: Final = 3
 """Sentences of one compaction that become memories at most."""

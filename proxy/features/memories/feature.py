@@ -50,7 +50,6 @@ from proxy.features.memories.selection import choose, query_of
 from proxy.features.memories.settings import is_named, memories_settings
 from proxy.features.memories.tools import DECLARATIONS, MemorySave, MemorySearch
 from proxy.features.opening import FeatureParts, open_earlier
-from proxy.offload import offload
 from proxy.server.access import Access
 from proxy.server.admin import OpenRoutes, Route, no_routes
 from proxy.server.config import Limits
@@ -58,6 +57,7 @@ from proxy.server_tools.declare import ENDLESS, DeclareTools
 from proxy.server_tools.tool import ServerTool
 from proxy.settings import Settings
 from proxy.store import Store
+from proxy.tasks import offload
 
 STAGE: Final = "memories"
 

@@ -20,9 +20,9 @@ from proxy.features.memories.memory import WORKING_DAYS, Class, Memory
 from proxy.features.memories.provenance import Spoken, speaker_of, spoken_of
 from proxy.features.memories.selection import first_of_each
 from proxy.features.opening import EarlierItem, ReadEarlier
-from proxy.offload import offload
 from proxy.server_tools.ranking import ranked
 from proxy.server_tools.tool import ServerTool, ToolResult, WriteResult, declarations, query_in
+from proxy.tasks import offload
 
 SAVE: Final = "memory_save"
 SEARCH: Final = "memory_search"

@@ -17,9 +17,9 @@ from proxy.features.recall.pieces import Piece, earlier_pieces, pieces_of
 from proxy.features.recall.search import answer, answer_earlier, is_earlier, read_arguments
 from proxy.features.recall.settings import recall_settings
 from proxy.features.recall.tool import DECLARATIONS_WITH_SESSIONS, MENTION, NAME, addition
-from proxy.offload import offload
 from proxy.server_tools.declare import DeclareTools
 from proxy.server_tools.tool import ServerTool, WriteResult, has_tools, is_declared
+from proxy.tasks import offload
 
 
 class Recall(ServerTool):
