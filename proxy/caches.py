@@ -9,15 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cachebox import LRUCache
 
-from proxy.core.apis.envelope import Envelope
 from proxy.core.compaction.record import CompactionRecord
 from proxy.core.conversation import UNREAD, Item, linked_size
 from proxy.engine.ports import Summary
-from proxy.engine.reading import CachedPrefix
+from proxy.engine.reading import CachedEnvelope, CachedPrefix
 
 PREFIX_BYTES, ENVELOPE_BYTES, RECORD_BYTES, TEXT_BYTES = 128 * 2**20, 64 * 2**20, 64 * 2**20, 16 * 2**20
 """Most bytes of the caches of parsed bodies, envelopes, compaction records and summaries."""
@@ -56,6 +55,14 @@ class SizedCache(LRUCache[K, V]):
         except OverflowError:
             return  # this value alone is above the limit
 
+    def update(self, iterable: Any, *args: Any, **kwargs: Any) -> None:
+        """Store all that is in the mapping *iterable*, but for values that alone are above the limit."""
+        try:
+            super().update(iterable, *args, **kwargs)
+        except OverflowError:
+            for key, value in iterable.items():
+                self[key] = value
+
 
 def items() -> SizedCache[bytes, Item]:
     """Return a cache of items. One message can hold any number of calls, with ids of any length."""
@@ -81,12 +88,13 @@ def prefixes() -> SizedCache[bytes, CachedPrefix]:
     return SizedCache(PREFIX_BYTES, lambda _, prefix: 1000 + PREFIX_ITEM_SIZE * len(prefix.scan.spans) + prefix.linked)
 
 
-def envelopes() -> SizedCache[bytes, Envelope]:
+def envelopes() -> SizedCache[bytes, CachedEnvelope]:
     """Return a cache of envelopes, which are mostly tools and system texts."""
     return SizedCache(ENVELOPE_BYTES, _envelope_size)
 
 
-def _envelope_size(_: bytes, envelope: Envelope) -> int:
+def _envelope_size(_: bytes, cached: CachedEnvelope) -> int:
+    envelope = cached.envelope
     characters = len(envelope.text) + sum(map(len, envelope.texts.values()))
     # A character of a str takes one, two or four bytes: https://peps.python.org/pep-0393/
     return 2000 + 4 * characters

@@ -45,13 +45,15 @@ def test_what_is_too_large_is_not_kept() -> None:
     memory["a"] = b"x" * 11
     memory["b"] = b"x" * 11
     assert dict(memory) == {"a": b"1234"}
+    memory.update({"c": b"12", "b": b"x" * 11, "d": b"34"})
+    assert dict(memory) == {"a": b"1234", "c": b"12", "d": b"34"}
 
 
 async def _read(reader: Reader, api_format: ApiFormat, body: bytes) -> None:
     reading = await reader.read(api_format, "o200k_base", TENANT, reader.locate(api_format, TENANT, body))
     reading.layout()
     reading.prefix_hashes(b"k" * 32, "")
-    reader.read_facts(api_format, ("o200k_base", "", TENANT), reading, {})
+    reader.read_facts(api_format, reading, {})
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])

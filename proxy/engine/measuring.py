@@ -32,7 +32,7 @@ from proxy.core.tokens.budget import TokenBudget
 from proxy.engine.features import Features
 from proxy.engine.learned_routes import KnownRoutes, LearnedRoutes
 from proxy.engine.ports import Cache, Records
-from proxy.engine.reading import RECOUNTED, CountedBody, LocatedBody, Reader
+from proxy.engine.reading import CountedBody, LocatedBody, Reader
 from proxy.engine.run import OBSERVED
 from proxy.tasks import load_of, offload
 
@@ -156,7 +156,6 @@ class Measurer:
         root_hash = b""
         if hashes:
             root_hash = hashes[next((index for index, item in enumerate(reading.items) if item.role == "user"), 0)]
-        count = self._reader.count(route.encoding, route.model, request.tenant, RECOUNTED, reading.short)
         stated = known.stated_window
         if known.window_source != "learned":
             stated = int(budget.window * max(1.0, token_ratio))
@@ -176,12 +175,10 @@ class Measurer:
             addition=addition,
             anchor=self._learned.find_anchor(route, hashes),
             target=target or CompactionTarget(lower_output=policy.lower_output),
-            count=count,
-            read_item=partial(self._reader.view_item, api_format, route, request.tenant, count),
+            count=reading.count,
+            read_item=partial(self._reader.view_item, api_format, route, request.tenant, reading.count),
             lay_out=reading.layout,
-            read_facts=partial(
-                self._reader.read_facts, api_format, (route.encoding, route.model, request.tenant), reading
-            ),
+            read_facts=partial(self._reader.read_facts, api_format, reading),
         )
 
     # The room that declared tools take.

@@ -163,6 +163,9 @@ class Cache(Protocol[K, V]):
 
     def __setitem__(self, key: K, value: V, /) -> None: ...
 
+    def update(self, values: Mapping[K, V], /) -> None:
+        """Store all of *values*."""
+
     def items(self) -> Iterable[tuple[K, V]]:
         """The keys with their values."""
 

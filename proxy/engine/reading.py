@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -77,12 +77,13 @@ class Prefix(msgspec.Struct):
 class CountedBody(ParsedBody, frozen=True):
     """A body whose items were counted; ``body`` is the client's, or the same with its items as a list.
 
-    ``short`` are the tokens of its short texts if they are too many for the reader to keep: more than ``KEPT_SHORT``.
+    ``scope`` is that of the names of its items, ``count`` counts the texts of its views.
     """
 
     counts: TokenCounts
     cached_prefix: CachedPrefix | None
-    short: dict[str, int]
+    scope: int
+    count: Meter
 
     def layout(self) -> Layout:
         """Return the structure of the items, continued from that of a prefix of this body."""
@@ -113,19 +114,26 @@ class CountedBody(ParsedBody, frozen=True):
 
 
 class CountedMembers(msgspec.Struct, frozen=True):
-    """The tokens of the members around the items of one body. ``envelope_name`` is the digest of its envelope."""
+    """The tokens of the members around the items, and the way in which they were counted."""
 
-    envelope_name: bytes
+    counted_by: str
     tokens: dict[str, int]
     members: Members
+
+
+class CachedEnvelope(msgspec.Struct):
+    """An envelope that was read, and the newest count of its members. Threads share it without a lock."""
+
+    envelope: Envelope
+    counted: CountedMembers | None = None
 
 
 class CachedPrefix(Prefix):
     """A prefix of a body with everything that was read of it: equal bytes have an equal scan and equal items.
 
     ``layout`` and ``prefix_hashes`` (with their key and label) are set when first needed, and may be those of a shorter
-    prefix. ``counted_by`` names the way in which the items and ``around`` were counted. ``linked`` bounds the bytes of
-    its calls and results (``linked_size``). Threads share it without a lock: members are only replaced as a whole.
+    prefix. ``counted_by`` names the way in which the items were counted. ``linked`` bounds the bytes of its calls and
+    results (``linked_size``). Threads share it without a lock: members are only replaced as a whole.
     """
 
     scan: Scan
@@ -135,7 +143,6 @@ class CachedPrefix(Prefix):
     prefix_hashes: tuple[tuple[bytes, str], tuple[bytes, ...]] = ((b"", ""), ())
     layout: Layout = EMPTY_LAYOUT
     roles: RoleTotals = NOTHING
-    around: CountedMembers | None = None
 
 
 class LocatedBody(msgspec.Struct, frozen=True):
@@ -144,7 +151,7 @@ class LocatedBody(msgspec.Struct, frozen=True):
     body: bytes
     scan: Scan
     envelope: Envelope
-    envelope_name: bytes
+    cached_envelope: CachedEnvelope
     cached_prefix: CachedPrefix | None
     hasher: PrefixHasher | None
 
@@ -160,7 +167,7 @@ class Reader:
         self,
         counter: Counter,
         items: Cache[bytes, Item],
-        envelopes: Cache[bytes, Envelope],
+        envelopes: Cache[bytes, CachedEnvelope],
         sizes: Cache[bytes, int],
         prefixes: Cache[bytes, CachedPrefix],
         tools: ToolMap = NO_TOOLS,
@@ -226,10 +233,11 @@ class Reader:
             raise InvalidRequest(f"{number} messages or items that hold hardly anything are no conversation.")
         raw = scanned.without_items(body)
         name = name_in(raw, scope_of(tenant, api_format.API))
-        envelope = self._envelopes.get(name)
-        if envelope is None:
-            envelope = self._envelopes[name] = read_envelope(utf8_text(raw), api_format.OUTPUT_FIGURES)
-        return LocatedBody(body, scanned, envelope, name, prefix, hasher)
+        around = self._envelopes.get(name)
+        if around is None:
+            around = CachedEnvelope(read_envelope(utf8_text(raw), api_format.OUTPUT_FIGURES))
+            self._envelopes[name] = around
+        return LocatedBody(body, scanned, around.envelope, around, prefix, hasher)
 
     async def read(
         self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
@@ -268,46 +276,46 @@ class Reader:
         short: dict[str, int] = {}
         if len(count.short) > KEPT_SHORT:
             self._meters.pop(way, None)
-            short = count.short
+            short = count.short  # too many to keep: only the views of this body use them
         items = earlier + new
         if any(item.written_result for item in new):
             items = join_written_results(items, len(earlier), partial(self._calls_written_in, api_format, located))
         roles = add_up(items, roles)
-        around: CountedMembers | None = None
-        if prefix is not None:
-            around = prefix.around
-        if around is None or around.envelope_name != located.envelope_name:
-            around = self._count_members(located, scope, encoding, model)
-        cached = self._cache_prefix(located, measure, items, roles, around)
+        around = located.cached_envelope.counted
+        if around is None or around.counted_by != measure:
+            around = self._count_members(located.envelope, measure, scope, encoding, model)
+            located.cached_envelope.counted = around
+        cached = self._cache_prefix(located, measure, items, roles)
         tools = 0
         if not around.tokens.keys().isdisjoint(TOOLS):
             tools = api_format.PER_TOOLS
         fixed = PER_REPLY + tools + roles.system + sum(around.tokens.values())
         counts = TokenCounts(fixed, roles.history, around.tokens, roles, around.members)
-        return CountedBody(located.body, located.scan, items, located.envelope, counts, cached, short)
+        count = replace(count, again_from=RECOUNTED, short=short)
+        return CountedBody(located.body, located.scan, items, located.envelope, counts, cached, scope, count)
 
     def _calls_written_in(self, api_format: ApiFormat, located: LocatedBody, index: int) -> WrittenCalls:
         """Return the calls that the item at *index* has in its text."""
         text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
         return find_written_calls(text, self.tools.text_format, self.tools.call)
 
-    def _count_members(self, located: LocatedBody, scope: int, encoding: str, model: str) -> CountedMembers:
+    def _count_members(self, envelope: Envelope, measure: str, scope: int, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""
-        envelope, count = located.envelope, self.count(encoding, model)
+        count = self.count(encoding, model)
         tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
         tools, system = (sum(tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
         injected = [part for text in envelope.texts.values() for part in self._injected_parts(scope, text, count)]
-        return CountedMembers(located.envelope_name, tokens, Members(tools, system, tuple(injected)))
+        return CountedMembers(measure, tokens, Members(tools, system, tuple(injected)))
 
     def _cache_prefix(
-        self, located: LocatedBody, measure: str, items: tuple[Item, ...], roles: RoleTotals, around: CountedMembers
+        self, located: LocatedBody, measure: str, items: tuple[Item, ...], roles: RoleTotals
     ) -> CachedPrefix | None:
         """Cache the body up to its last item, with the members of its own prefix; return None for a small body."""
         if located.hasher is None or not located.scan.spans:
             return None
         prefix, border = located.cached_prefix, located.scan.spans[-1][1]
         digest = located.hasher.digest(border)
-        cached = CachedPrefix(border, digest, located.scan, measure, items, roles=roles, around=around)
+        cached = CachedPrefix(border, digest, located.scan, measure, items, roles=roles)
         included = 0  # items whose bytes are in the prefix's ``linked``
         if prefix is not None:
             cached.prefix_hashes = prefix.prefix_hashes
@@ -318,23 +326,15 @@ class Reader:
         located.hasher.file(self._prefixes, cached)
         return cached
 
-    def count(
-        self,
-        encoding: str,
-        model: str = "",
-        tenant: bytes | None = None,
-        again_from: int = LARGE,
-        short: dict[str, int] | None = None,
-    ) -> Meter:
-        """Return a counter of text in *encoding*, with the prices of *model* for media; *short* are known counts.
+    def count(self, encoding: str, model: str = "", tenant: bytes | None = None) -> Meter:
+        """Return a counter of text in *encoding*, with the prices of *model* for media.
 
-        With a *tenant*, the count of a text of *again_from* characters or more is cached.
+        With a *tenant*, the count of a text of ``LARGE`` characters or more is cached.
         """
-        count, known = self._counter.counter(encoding), short or {}
+        count = self._counter.counter(encoding)
         if tenant is None:
-            return Meter(count, prices(model), self._injected, short=known)
-        again = partial(self._count_once, encoding, tenant)
-        return Meter(count, prices(model), self._injected, again, again_from, known)
+            return Meter(count, prices(model), self._injected)
+        return Meter(count, prices(model), self._injected, partial(self._count_once, encoding, tenant), LARGE)
 
     def _count_once(self, encoding: str, tenant: bytes, text: str) -> int:
         """Return the tokens of a long *text*, from the cache or counted and cached."""
@@ -378,36 +378,29 @@ class Reader:
         known = {name: self._items.get(name) for name in names}
         # By name, because a body may repeat an item thousands of times.
         new = {name: span for name, span in zip(names, spans, strict=True) if known[name] is None}
-        items = api_format.read_items((body[start:end] for start, end in new.values()), count)
+        slices = [slice(*span) for span in new.values()]
+        items: Iterable[Item] = api_format.read_items((body[at] for at in slices), count)
+        items = without_facts(items, (body[at] for at in slices), count, self.tools)
         read = dict(zip(new, items, strict=True))
-        for name, (start, end) in new.items():
-            read[name] = without_facts(read[name], body[start:end], count, self.tools)
-        for name, item in read.items():
-            self._items[name] = item
+        self._items.update(read)
         return tuple([known[name] or read[name] for name in names])
 
-    def read_facts(
-        self, api_format: ApiFormat, way: tuple[str, str, bytes], body: CountedBody, texts: dict[int, ItemText]
-    ) -> tuple[Item, ...]:
+    def read_facts(self, api_format: ApiFormat, body: CountedBody, texts: dict[int, ItemText]) -> tuple[Item, ...]:
         """Return the items of *body* with the facts of all calls and results, which only a compaction needs.
 
         Texts that are read for them are added to *texts*, by index.
         """
-        encoding, model, tenant = way
-        measure, count = _measure(encoding, model), self.count(encoding, model)
-        scope = scope_of(tenant, api_format.API, measure)
         spans = body.scan.spans
         unread = [index for index, item in enumerate(body.items) if item.facts is UNREAD]
         # By name, because a body may repeat an item thousands of times.
-        names = {index: name_in(body.body[slice(*spans[index])], scope) for index in unread}
+        names = {index: name_in(body.body[slice(*spans[index])], body.scope) for index in unread}
         cached = {name: item for name in set(names.values()) if (item := self._items.get(name))}
         facts = {name: item.facts for name, item in cached.items()}
         new = {name: index for index, name in names.items() if facts.get(name, UNREAD) is UNREAD}
         # All texts before all facts: each pass stays in the same few functions.
         texts |= texts_of(api_format, {index: body.body[slice(*spans[index])] for index in new.values()}, body.items)
-        facts |= {name: facts_of(texts[index], self.tools.call, count) for name, index in new.items()}
-        for name in cached.keys() & new.keys():
-            self._items[name] = replace(cached[name], facts=facts[name])
+        facts |= {name: facts_of(texts[index], self.tools.call, body.count.text) for name, index in new.items()}
+        self._items.update({name: replace(cached[name], facts=facts[name]) for name in cached.keys() & new.keys()})
         return body.items_with_facts({index: facts[name] for index, name in names.items()})
 
     def _sizes_of(self, scope: int, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
@@ -471,16 +464,19 @@ class PrefixHasher:
         return digest
 
 
-def without_facts(item: Item, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
-    """Return *item*, of the slice *raw*, with the facts of its calls and results left to be read when they are needed.
+def without_facts(items: Iterable[Item], raws: Iterable[bytes], count: Count, tools: ToolMap) -> list[Item]:
+    """Return *items*, whose bytes are *raws*, with the facts of calls and results left to be read when they are needed.
 
-    If it is a user's message, it has the form of the result that it may begin with.
+    A user's message has the form of the result that it may begin with.
     """
-    if item.role == "user":
-        return with_written_result(item, raw, tools.text_format, count)
-    if item.role == "assistant" or (item.role == "tool" and item.answers):
-        return replace(item, facts=UNREAD)
-    return item
+    unread: list[Item] = []
+    for item, raw in zip(items, raws, strict=True):
+        if item.role == "user":
+            item = with_written_result(item, raw, tools.text_format, count)
+        elif item.role == "assistant" or (item.role == "tool" and item.answers):
+            item = replace(item, facts=UNREAD)
+        unread.append(item)
+    return unread
 
 
 @lru_cache(MOST_MEASURES)

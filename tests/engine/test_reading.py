@@ -22,10 +22,10 @@ from proxy.core.apis.json_scan import scan
 from proxy.core.apis.tool_declarations import tools_tokens
 from proxy.core.conversation import ItemText, lay_out, prefix_hashes
 from proxy.core.errors import InvalidRequest
+from proxy.core.tokens.counting import Meter
 from proxy.core.tokens.media import prices
 from proxy.engine.reading import (
     PREFIX_FROM,
-    RECOUNTED,
     CountedBody,
     Prefix,
     PrefixHasher,
@@ -74,6 +74,12 @@ class ReaderWithCaches:
         reading.layout()
         reading.prefix_hashes(KEY + tenant, "")
         return reading
+
+
+def view_count(caching: ReaderWithCaches, encoding: str, tenant: bytes) -> Meter:
+    """The counter for the texts of a tenant's views."""
+    located = caching.reader.locate(chat, tenant, whole([]))
+    return caching.reader.count_body(chat, encoding, tenant, located).count
 
 
 def facts(reading: CountedBody, tenant: bytes = ANN) -> tuple[object, ...]:
@@ -382,17 +388,17 @@ def test_what_comes_again_is_counted_once_for_each_tenant() -> None:
     """A long text that stands in every view is counted once; another tenant's, or another encoding's, anew."""
     caching, text = ReaderWithCaches(), "a summary " * 200
     for _ in range(3):
-        assert caching.reader.count("narrow", "", ANN, RECOUNTED)(text) == len(text)
+        assert view_count(caching, "narrow", ANN)(text) == len(text)
     assert caching.counter.counted[text] == 1
-    assert caching.reader.count("wide", "", ANN, RECOUNTED)(text) == 2 * len(text)
-    assert caching.reader.count("narrow", "", BOB, RECOUNTED)(text) == len(text)
+    assert view_count(caching, "wide", ANN)(text) == 2 * len(text)
+    assert view_count(caching, "narrow", BOB)(text) == len(text)
     assert caching.counter.counted[text] == 3
 
 
 def test_a_long_paragraph_of_two_texts_is_counted_once() -> None:
     """The text of a carrier is counted without the long parts of its block, which was counted when it was written."""
     caching, digest = ReaderWithCaches(), "Names mentioned: " + "evict_rows, " * 100
-    count = caching.reader.count("narrow", "", ANN, RECOUNTED)
+    count = view_count(caching, "narrow", ANN)
     block = f"A summary.\n\n{digest}\n\nThe end."
     carrier = f"The task\n\n{block}"
     assert count(block) == len(block)
@@ -433,11 +439,11 @@ async def test_facts_of_an_item_that_comes_again_in_a_body_are_read_once() -> No
     messages = [{"role": "assistant", "content": f"See src/{word}.py first."} for word in ("yes", "no") * 50]
     reading = await caching.read(json.dumps({"model": "m", "messages": messages}).encode())
     texts: dict[int, ItemText] = {}
-    items = caching.reader.read_facts(chat, ("narrow", "", ANN), reading, texts)
+    items = caching.reader.read_facts(chat, reading, texts)
     assert len(texts) == 2
     assert len({item.facts for item in items}) == 2
     assert all(item.facts is not None and item.facts.mentions for item in items)
-    assert caching.reader.read_facts(chat, ("narrow", "", ANN), reading, {}) == items
+    assert caching.reader.read_facts(chat, reading, {}) == items
 
 
 async def test_a_known_beginning_does_not_bring_a_scan_of_all_to_the_loop() -> None:
@@ -503,13 +509,9 @@ async def test_a_large_text_is_counted_once_for_a_tenant() -> None:
     """What clips it counts it again, by the same name; another tenant's is counted anew."""
     caching, text = ReaderWithCaches(), "x" * LARGE
     await caching.read(whole([{"role": "user", "content": text}]))
-    assert (
-        caching.reader.count("narrow", "", ANN, RECOUNTED)(text)
-        == caching.reader.count("narrow", "", ANN)(text)
-        == LARGE
-    )
+    assert view_count(caching, "narrow", ANN)(text) == caching.reader.count("narrow", "", ANN)(text) == LARGE
     assert caching.counter.counted[text] == 1
-    caching.reader.count("narrow", "", BOB, RECOUNTED)(text)
+    view_count(caching, "narrow", BOB)(text)
     assert caching.counter.counted[text] == 2
 
 

@@ -281,7 +281,7 @@ def chat_body(messages: Sequence[Message], **members: Any) -> bytes:
 
 def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], tools: ToolMap) -> Item:
     """The item of one slice with the facts of its calls and results. Raises ``InvalidRequest``."""
-    item = without_facts(api_format.read_item(raw, count), raw, count, tools)
+    [item] = without_facts([api_format.read_item(raw, count)], [raw], count, tools)
     if item.facts is not UNREAD:
         return item
     text = api_format.read_item_text(raw)
