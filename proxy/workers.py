@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from proxy.addresses import BACKLOG
-from proxy.garbage import without_collections
+from proxy.imports import lean_imports
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
@@ -341,7 +341,7 @@ def run_worker(name: str, worker: Worker) -> int:
     # pickle runs code, so it is safe only for data that one trusts: https://docs.python.org/3/library/pickle.html
     argument = pickle.loads(_read_exactly(pipe, length))  # noqa: S301 - written by our own parent, over a private pipe
     module, _, function = name.partition(":")
-    with without_collections():
+    with lean_imports():
         main: WorkerMain = getattr(importlib.import_module(module), function)
 
     async def run_main() -> int:

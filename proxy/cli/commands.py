@@ -41,7 +41,8 @@ from proxy.cli.options import (
     variable_name,
 )
 from proxy.cli.run import run
-from proxy.garbage import pause_collections, resume_collections, without_collections
+from proxy.garbage import pause_collections, resume_collections
+from proxy.imports import lean_imports
 
 if TYPE_CHECKING:
     from proxy.cli.clients import Client
@@ -106,7 +107,7 @@ def serve(
     overrides.update({("server", name): value for name, value in server.items() if value is not None})
     if store is not None:
         overrides["store", "url"] = store
-    with without_collections():
+    with lean_imports():
         settings = _settings_to_serve(config, overrides)
         # Imported after the check of the settings, since the server takes half a second: a refusal comes at once.
         from proxy.fleet import run

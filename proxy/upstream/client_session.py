@@ -6,6 +6,7 @@ connection open, hiding a failure. Where a private member of aiohttp is used, th
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
@@ -16,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 
+from proxy.imports import lacks_certificates, read_certificates
 from proxy.upstream.connection_pool import MAX_LINE, READ_BUFFER
 
 
@@ -107,11 +109,21 @@ class FailingProtocol(ResponseHandler):
 
 
 class Connector(aiohttp.TCPConnector):
-    """A pool of such connections. aiohttp has no setting for their class, only the private ``_factory``."""
+    """A pool of such connections, which has the certificates of authorities before one of them needs these.
+
+    aiohttp has no setting for the class of connections, only the private ``_factory``. ``_create_connection`` is where
+    it opens them: https://github.com/aio-libs/aiohttp/blob/3.14/aiohttp/connector.py
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = cast("functools.partial[ResponseHandler]", functools.partial(FailingProtocol, loop=self._loop))
+
+    async def _create_connection(self, req: aiohttp.ClientRequest, *options: Any) -> ResponseHandler:
+        """Return a new connection for *req*."""
+        if req.is_ssl() and lacks_certificates():
+            await asyncio.to_thread(read_certificates)
+        return await super()._create_connection(req, *options)
 
 
 class BytesBody(payload.Payload):

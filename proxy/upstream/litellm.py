@@ -22,6 +22,7 @@ from proxy.core.errors import InvalidRequest, UllageError, Unauthorized, Upstrea
 from proxy.core.http_headers import CREDENTIAL_ORDER, NO_HEADERS
 from proxy.core.tokens.budget import answer_reserve
 from proxy.engine.replies import header_in
+from proxy.imports import read_certificates
 from proxy.tasks import Spawn
 from proxy.upstream import litellm_shapes as shapes
 from proxy.upstream.targets import Timeouts
@@ -222,6 +223,7 @@ def _load() -> _Loaded:
     # Its log may quote prompts. Errors reach the caller anyway.
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    read_certificates()  # some of LiteLLM's own clients are aiohttp's
     litellm: Any = importlib.import_module("litellm")
     litellm.suppress_debug_info = True
     litellm.drop_params = False

@@ -2,36 +2,19 @@ import asyncio
 import gzip
 import socket
 import ssl
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.errors import NotFound, Overloaded, RequestTimeout, UpstreamTimeout, UpstreamUnreachable
 from proxy.core.http_headers import NO_HEADERS, EndToEnd
 from proxy.settings import upstreams
 from proxy.tasks import Tasks
 from proxy.upstream import Bridge, Bridged, Target, Timeouts, Upstreams
+from tests.support.certificates import self_signed
 from tests.support.file_descriptors import few_descriptors
 from tests.support.ports import free_port
 from tests.support.server_fixture import ScriptedServer, eventually, listening, raw_answer
 from tests.support.upstream_fixture import ScriptedConnection, read_body, read_into
-
-
-def self_signed(folder):
-    """The path of a file with a key and a self-signed certificate for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
-    certificate = builder.sign(key, hashes.SHA256())
-    pem = serialization.Encoding.PEM
-    plain = serialization.PrivateFormat.PKCS8
-    path = folder / "both.pem"
-    path.write_bytes(key.private_bytes(pem, plain, serialization.NoEncryption()) + certificate.public_bytes(pem))
-    return path
 
 
 async def test_a_cancelled_read_loses_nothing():
