@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.compaction.prune import DedupRules, PrunePassRules, PruneRules
-from proxy.core.compaction.record import OLD
+from proxy.core.compaction.prune import OLD, DedupRules, PrunePassRules, PruneRules
 from proxy.core.decisions import Policy
 from tests.stub import chat, messages, responses, slices
 from tests.support.api_formats import request_body

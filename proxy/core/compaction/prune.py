@@ -1,4 +1,4 @@
-"""Chooses the tool results that give way to a line each: duplicates first, then old ones, the least needed first.
+"""Chooses the tool results that give way to a line each, and words that line: duplicates first, the least needed next.
 
 A result is replaced only with its whole item, and never if a placeholder refers to it. The choice depends on facts
 about the results that were noted when they were measured; no text is read here.
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from proxy.core.compaction.record import Placeholder, PlaceholderReason, placeholder_tokens
+from proxy.core.compaction.record import Placeholder, PlaceholderReason
 from proxy.core.conversation import Call, Item, Layout, Result, unread_from
 from proxy.core.tool_calls import Pair, pairs_of, unpack_mentions
 from proxy.core.tool_table import REPEATABLE
@@ -53,6 +53,26 @@ DECISION = 10
 
 USUAL_WINDOW = 200_000
 """The window for which the limits in tokens and rounds hold; in a smaller one they shrink with it."""
+
+
+FRAME = 40
+LINE = 56
+"""Tokens charged for an item of placeholders: for its ids and separators, and for the line of each result."""
+
+NAMES = 10
+"""One token in so many of an old result stays, as names, errors and figures: later steps refer to them.
+
+Measured: the share of what later steps refer to is .875 with and .858 without them in a view of half the conversation's
+size, .583 and .579 in a quarter (decision 3).
+"""
+
+WORDS: dict[PlaceholderReason, str] = {
+    "repeated": "[Left out: a later call of the same tool gave the same result.]",
+    "reread": "[Left out: {target} was changed and read again later.]",
+    "included": "[Left out: a later reading of {target} includes this.]",
+    "again": "[Left out: {target} was read again later.]",
+}
+OLD = "[Old {name} output left out to save room{target}; the call {outcome}. Call it again if you need it.{line}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,3 +442,32 @@ def rank_prunable(pairs: Sequence[Pair], items: Sequence[Item], end: int, rules:
         if len(prunable) == len(of_item):  # an item with several results gives way only as a whole
             order.append((max(prunable), index))
     return [Placeholder(index, "old") for _, index in sorted(order)]
+
+
+# The line in the place of a result.
+
+
+def placeholder_tokens(item: Item) -> int:
+    """Tokens that *item* is charged once its results are placeholders; never more than it takes."""
+    whole = item.user_tokens + item.sealed
+    lines = LINE * max(1, len(item.answers))
+    names = (item.tokens - whole) // NAMES
+    return min(item.tokens, FRAME + lines + names + whole)
+
+
+def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: bool, error: str) -> str:
+    """The line for one result of the tool *name*: why it is left out, what it was about, how the call ended.
+
+    *target* is what the call was about, in the client's own words; *error* is the result's first line about an error.
+    """
+    if reason != "old":
+        return WORDS[reason].format(target=target or "it")
+    outcome, error_line = "succeeded", ""
+    if not ok:
+        outcome = "failed"
+        if error:
+            error_line = f" It said: {error}"
+    about = ""
+    if target:
+        about = f", of {target}"
+    return OLD.format(name=name, target=about, outcome=outcome, line=error_line)

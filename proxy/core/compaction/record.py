@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
-from proxy.core.conversation import Item
-
 PlaceholderReason = Literal["repeated", "reread", "included", "again", "old"]
-
-FRAME = 40
-LINE = 56
-"""Tokens charged for an item of placeholders: for its ids and separators, and for the line of each result."""
-
-NAMES = 10
-"""One token in so many of an old result stays, as names, errors and figures: later steps refer to them.
-
-Measured: the share of what later steps refer to is .875 with and .858 without them in a view of half the conversation's
-size, .583 and .579 in a quarter (decision 3).
-"""
-
-WORDS: dict[PlaceholderReason, str] = {
-    "repeated": "[Left out: a later call of the same tool gave the same result.]",
-    "reread": "[Left out: {target} was changed and read again later.]",
-    "included": "[Left out: a later reading of {target} includes this.]",
-    "again": "[Left out: {target} was read again later.]",
-}
-OLD = "[Old {name} output left out to save room{target}; the call {outcome}. Call it again if you need it.{line}]"
 
 
 class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "why", "same_as": "by"}):
@@ -39,32 +19,6 @@ class Placeholder(msgspec.Struct, frozen=True, order=True, rename={"reason": "wh
     index: int
     reason: PlaceholderReason
     same_as: int = -1
-
-
-def placeholder_tokens(item: Item) -> int:
-    """Tokens that *item* is charged once its results are placeholders; never more than it takes."""
-    whole = item.user_tokens + item.sealed
-    lines = LINE * max(1, len(item.answers))
-    names = (item.tokens - whole) // NAMES
-    return min(item.tokens, FRAME + lines + names + whole)
-
-
-def placeholder_text(reason: PlaceholderReason, name: str, target: str, *, ok: bool, error: str) -> str:
-    """The line for one result of the tool *name*: why it is left out, what it was about, how the call ended.
-
-    *target* is what the call was about, in the client's own words; *error* is the result's first line about an error.
-    """
-    if reason != "old":
-        return WORDS[reason].format(target=target or "it")
-    outcome, error_line = "succeeded", ""
-    if not ok:
-        outcome = "failed"
-        if error:
-            error_line = f" It said: {error}"
-    about = ""
-    if target:
-        about = f", of {target}"
-    return OLD.format(name=name, target=about, outcome=outcome, line=error_line)
 
 
 _STORED_NAMES = {
@@ -100,12 +54,6 @@ class Compaction(msgspec.Struct, frozen=True, rename=_STORED_NAMES):
     placeholders: tuple[Placeholder, ...] = ()
     truncations: tuple[tuple[int, int], ...] = ()
     minified: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def shortened(self) -> set[int]:
-        """The indexes of items of which only a part stands in the view."""
-        replaced = {placeholder.index for placeholder in self.placeholders}
-        return replaced | {index for index, _ in (*self.truncations, *self.clips)}
 
 
 NO_COMPACTION: Final = Compaction(0, 0, 0)
@@ -148,9 +96,8 @@ class CompactionRecord(msgspec.Struct, frozen=True, array_like=True):
     lowered_output: int = 0
 
 
-def dump(record: CompactionRecord) -> bytes:
-    """The bytes that store *record*."""
-    return msgspec.msgpack.encode(record)
+dump: Callable[[CompactionRecord], bytes] = msgspec.msgpack.Encoder().encode
+"""Returns the bytes that store a record."""
 
 
 def load(value: bytes, count: int) -> CompactionRecord | None:

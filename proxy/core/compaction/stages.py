@@ -14,8 +14,8 @@ from functools import partial
 from msgspec import structs
 
 from proxy.core.compaction.excerpts import MOST_TEXTS
-from proxy.core.compaction.prune import PrunePassRules, PruneRange, prune_pass
-from proxy.core.compaction.record import Compaction, placeholder_tokens
+from proxy.core.compaction.prune import PrunePassRules, PruneRange, placeholder_tokens, prune_pass
+from proxy.core.compaction.record import Compaction
 from proxy.core.compaction.truncate import Spared, TruncateLimits, clip_levels, fair_level
 from proxy.core.conversation import Item, Layout, unread_from
 from proxy.core.tokens.allocation import Allocation

@@ -17,7 +17,8 @@ from proxy.core.apis.json_edit import CACHE_MARK, cache_marks, common_cap, minif
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
-from proxy.core.compaction.record import LINE, NAMES, Compaction, CompactionRecord, Placeholder, placeholder_text
+from proxy.core.compaction.prune import LINE, NAMES, placeholder_text
+from proxy.core.compaction.record import Compaction, CompactionRecord, Placeholder
 from proxy.core.compaction.truncate import clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
 from proxy.core.conversation import Count, Item, ItemText, Layout
@@ -177,6 +178,11 @@ def _unchanged_edits(compaction: Compaction, last: CompactionRecord | None) -> d
 def _shortened(compaction: Compaction) -> set[int]:
     """The items of which a part is cut out: they no longer hold all of a result that they repeat."""
     return {index for index, _ in (*compaction.truncations, *compaction.clips)}
+
+
+def items_in_part(compaction: Compaction) -> set[int]:
+    """The items of which only a part stands in the view after *compaction*."""
+    return _shortened(compaction) | {placeholder.index for placeholder in compaction.placeholders}
 
 
 def _minified(original: OriginalItems, index: int) -> bytes:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from proxy.core.compaction.record import Compaction
+from proxy.core.compaction.view import items_in_part
 from proxy.core.conversation import Item
 from proxy.core.decisions import CountedView
 from proxy.engine.ports import Clock
@@ -155,8 +156,8 @@ class Archive:
 def items_removed(compaction: Compaction, previous: Compaction | None, items: Sequence[Item]) -> list[int]:
     """Return the indexes of those *items* that *compaction* removed from the view or shortened, and *previous* not."""
     folded = {index for index in range(compaction.cut) if items[index].role != "system"}.difference(compaction.anchors)
-    shortened = compaction.shortened
+    shortened = items_in_part(compaction)
     if previous is not None:
         folded = {index for index in folded if index >= previous.cut or index in previous.anchors}
-        shortened -= previous.shortened
+        shortened -= items_in_part(previous)
     return sorted(folded | shortened)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import structs
 
 from proxy.core.compaction.record import CompactionRecord
+from proxy.core.compaction.view import items_in_part
 from proxy.core.conversation import Layout
 from proxy.core.decisions import CountedView
 from proxy.core.report import Report
@@ -237,7 +238,7 @@ def _compaction_note(
         summary_by=record.summary_by,
         summary_length=record.summary_length,
         stages=compaction.stages,
-        shortened=len(compaction.shortened),
+        shortened=len(items_in_part(compaction)),
         window=int(record.window * ratio),
         reserve=int(record.reserve * ratio),
         fixed=int(record.fixed * ratio),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from msgspec import structs
 
 from proxy.core.apis import chat
 from proxy.core.compaction.prune import (
+    FRAME,
     KIND_WEIGHTS,
+    LINE,
     DedupRules,
     PrunePassRules,
     PruneRange,
@@ -21,10 +24,12 @@ from proxy.core.compaction.prune import (
     find_duplicates,
     first_protected,
     oldest_results,
+    placeholder_text,
+    placeholder_tokens,
     prune_pass,
     rank_prunable,
 )
-from proxy.core.compaction.record import placeholder_tokens
+from proxy.core.compaction.record import PlaceholderReason
 from proxy.core.conversation import UNREAD, FactsMissing, Item, ItemText, lay_out, unread_from
 from proxy.core.tool_calls import Pair, facts_of, pairs_of
 from tests.support.conversation_strategies import Message, agent_sessions
@@ -366,3 +371,22 @@ def test_of_unread_results_only_what_another_repeats_to_the_letter_gives_way() -
     found = prune_pass(stretch_of(later), 1, 200_000, RULES)
     assert found is not None
     assert {swap.index for swap in found[0]} == {2, 4}
+
+
+@pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -> None:
+    """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
+    text = placeholder_text(why, "Read", "TARGET", ok=ok, error="LINE")
+    assert count_tokens(text) <= LINE
+    assert not re.search(r"\d{3}|[/\\]", text)
+    assert ("TARGET" in text) is (why != "repeated")
+    assert ("LINE" in text) is (why == "old" and not ok)
+    assert placeholder_text(why, "Read", "", ok=ok, error="")
+
+
+def test_nothing_is_charged_more_than_it_weighed() -> None:
+    """A small result is charged as it is, a large one at its line and a share of its names."""
+    assert placeholder_tokens(Item("tool", 30, 0, b"", (), ("a",))) == 30
+    assert placeholder_tokens(Item("tool", 5000, 0, b"", (), ("a",))) == FRAME + LINE + 500
+    assert placeholder_tokens(Item("tool", 5000, 0, b"", (), ("a", "b"))) == FRAME + 2 * LINE + 500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -12,40 +11,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from proxy.core.compaction.record import (
-    FRAME,
-    LINE,
     VERSION,
     Compaction,
     CompactionRecord,
     Placeholder,
-    PlaceholderReason,
     dump,
     load,
-    placeholder_text,
-    placeholder_tokens,
 )
-from proxy.core.conversation import Item
-from tests.support.engine_fixtures import count_tokens
-
-
-@pytest.mark.parametrize("why", ["repeated", "reread", "included", "again", "old"])
-@pytest.mark.parametrize("ok", [True, False])
-def test_a_line_is_short_and_invents_nothing(why: PlaceholderReason, ok: bool) -> None:
-    """It carries no long number and no path of its own, names the target, and fits what it is charged at."""
-    text = placeholder_text(why, "Read", "TARGET", ok=ok, error="LINE")
-    assert count_tokens(text) <= LINE
-    assert not re.search(r"\d{3}|[/\\]", text)
-    assert ("TARGET" in text) is (why != "repeated")
-    assert ("LINE" in text) is (why == "old" and not ok)
-    assert placeholder_text(why, "Read", "", ok=ok, error="")
-
-
-def test_nothing_is_charged_more_than_it_weighed() -> None:
-    """A small result is charged as it is, a large one at its line and a share of its names."""
-    assert placeholder_tokens(Item("tool", 30, 0, b"", (), ("a",))) == 30
-    assert placeholder_tokens(Item("tool", 5000, 0, b"", (), ("a",))) == FRAME + LINE + 500
-    assert placeholder_tokens(Item("tool", 5000, 0, b"", (), ("a", "b"))) == FRAME + 2 * LINE + 500
-
 
 EVENT = Compaction(9, 5, 300, 100, (1, 4), ((7, 50),), 900, ("fold", "clip"))
 RECORD = CompactionRecord(VERSION, EVENT, "[Summary ...] 不要", {7: b'{"role":"tool"}'}, 8192, 1024, 200)
