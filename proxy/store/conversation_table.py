@@ -63,7 +63,7 @@ class ConversationTable:
         *long_lived*: it was compacted, so that it is known for as long as its records. *on_failure* is called if the
         store refuses.
         """
-        seconds = _lifetime(long_lived=long_lived)
+        seconds = LIFETIME if long_lived else SHORT_LIFETIME
         roots = key_name(self._name(tenant, conversation), ROOTS)
         conversations = key_name(self._access.sealer.digest(tenant, _LISTED), CONVERSATIONS)
         for operation in (
@@ -76,7 +76,7 @@ class ConversationTable:
         """Save *value* as the note called *field*; of over ``MOST_NOTES`` the one whose name sorts first is removed."""
         name = key_name(root_hash, NOTES)
         sealed = self._access.sealer.seal(tenant, _sealed_to(name, field), value)
-        seconds = _lifetime(long_lived=long_lived)
+        seconds = LIFETIME if long_lived else SHORT_LIFETIME
         self._access.run_in_background(SetField(name, field, sealed, MOST_NOTES, seconds), "conversation", PAUSES)
 
     async def conversations(self, tenant: bytes) -> list[tuple[str, float]]:
@@ -147,12 +147,6 @@ class ConversationTable:
     def _name(self, tenant: bytes, conversation: str) -> bytes:
         message = b"conversation\0" + conversation.encode("utf-8", "surrogatepass")
         return self._access.sealer.digest(tenant, message)
-
-
-def _lifetime(*, long_lived: bool) -> float:
-    if long_lived:
-        return LIFETIME
-    return SHORT_LIFETIME
 
 
 def _sealed_to(name: str, field: str) -> str:

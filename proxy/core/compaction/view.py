@@ -131,7 +131,9 @@ def write_texts(
     Texts that are the same as after *last*, the record before this one, keep that record's bytes. *summary* is a
     verified summary of the folded items by a model, empty if there is none.
     """
-    known = _unchanged_edits(compaction, last)
+    known: Mapping[int, bytes] = {}
+    if last is not None:
+        known = _unchanged_edits(compaction, last)
     edits: dict[int, bytes] = {}
     for index, _ in compaction.minified:
         edits[index] = known.get(index) or _minified(original, index)
@@ -163,10 +165,8 @@ def _block_source(compaction: Compaction) -> tuple[object, ...]:
     return cut, compaction.block_tokens, compaction.text_tokens, anchors, clips
 
 
-def _unchanged_edits(compaction: Compaction, last: CompactionRecord | None) -> dict[int, bytes]:
+def _unchanged_edits(compaction: Compaction, last: CompactionRecord) -> dict[int, bytes]:
     """The edits after *last* of items that *compaction* replaces, truncates or minifies alike, by index."""
-    if last is None:
-        return {}
     before, shortened = last.compaction, _shortened(compaction)
     same = {each for each in compaction.placeholders if each.same_as not in shortened}
     indexes = {each.index for each in same.intersection(before.placeholders)}
