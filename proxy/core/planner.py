@@ -72,7 +72,7 @@ from proxy.core.decisions import (
     verbatim,
 )
 from proxy.core.errors import OUTPUT, ContextTooLong
-from proxy.core.tokens.budget import TokenBudget, input_limit, to_our_tokens
+from proxy.core.tokens.budget import TokenBudget, input_limit, smallest_lowered, to_our_tokens
 from proxy.core.views import client_compaction_view, compacted_view
 
 LOSSY = frozenset({"drop", "clip"})
@@ -185,6 +185,9 @@ def _verified(measured: MeasuredRequest, policy: Policy, written: Written) -> De
     excess = to_our_tokens(view.expected_tokens, measured.known.token_ratio) - room
     if excess <= 0:
         return Forward(view)
+    lower = lowered_further(measured, written, view)
+    if lower is not None:
+        return _verified(measured, policy, structs.replace(written, lowered_output=lower))
     lookup = _lookup_after(written)
     if not _is_hopeless(measured, policy, lookup.layout, view.budget):
         for tighter in TIGHTER_TARGETS:
@@ -382,25 +385,44 @@ def _with_lowered_output(
     *otherwise_fits*: the compaction beside the request's own output figure fits, so a lossy one here gains nothing.
     """
     budget = measured.budget_for(target)
+    lossy: tuple[Compaction | None, int | None] | None = None
     for reserve in _smaller_reserves(measured, budget):
         schedule = measured.schedule(policy, layout, replace(budget, reserve=reserve))
         compaction = schedule.newest_compaction(last, target)
         loses = is_lossy(compaction, last)
         if not loses and schedule.fits(compaction, budget.input):
             return compaction, None  # it fits beside the request's own output figure, too
-        if loses and otherwise_fits:
+        if not schedule.fits(compaction, budget.input_budget(reserve)):
             continue
-        if schedule.fits(compaction, budget.input_budget(reserve)):
-            used = budget.quantised_fixed + schedule.view_tokens(layout.count, compaction)
-            return compaction, _room_left(measured, budget, used)
-    return None
+        used = budget.quantised_fixed + schedule.view_tokens(layout.count, compaction)
+        chosen = compaction, _room_left(measured, budget, used)
+        if not loses:
+            return chosen
+        if lossy is None and not otherwise_fits:
+            lossy = chosen
+    return lossy
 
 
 def _smaller_reserves(measured: MeasuredRequest, budget: TokenBudget) -> list[int]:
     """Return the reserves to try instead of the request's own, larger ones first: half the window, then 1,024."""
     least = to_our_tokens(measured.parsed.envelope.least_output, measured.known.token_ratio)
-    half, small = budget.window // 2, min(1024, budget.window // 4)
+    half, small = budget.window // 2, smallest_lowered(budget.window)
     return [reserve for reserve in (max(least, half), max(least, small)) if reserve < budget.reserve]
+
+
+def lowered_further(measured: MeasuredRequest, written: Written, view: CountedView) -> int | None:
+    """Return a lower figure for an output that was lowered already, if the provider counts more input than we do.
+
+    None if none is left that is worth an answer: then the input has to give way.
+    """
+    lowered, budget = written.lowered_output, view.budget
+    if lowered is None:
+        return None
+    used = to_our_tokens(view.expected_tokens, measured.known.token_ratio)
+    left = _room_left(measured, budget, used)
+    if left is None or not smallest_lowered(budget.window) <= left < lowered:
+        return None
+    return left
 
 
 def _room_left(measured: MeasuredRequest, budget: TokenBudget, used: int) -> int | None:

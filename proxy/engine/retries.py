@@ -13,6 +13,7 @@ from proxy.core.decisions import (
     Forward,
     KnownRoute,
     MeasuredRequest,
+    UncountedView,
     View,
 )
 from proxy.core.errors import InvalidRequest
@@ -55,9 +56,9 @@ class Retries:
         except InvalidRequest:
             return Prior(body=view.body)  # a body that we cannot read was relayed, and may still be too long
         known = self._known_route(view)
-        output = located.envelope.requested_output
-        if view.lowered_output is not None:
-            output = view.lowered_output
+        output = lowered_figure(view)
+        if output is None:
+            output = located.envelope.requested_output
         if counted is not None:
             counted = int(counted * known.token_ratio)
         is_text = not MEDIA.search(view.body)
@@ -161,10 +162,19 @@ class Retries:
         """Return *view* with its output figure lowered to the limit of *overflow*; None if that is not lower."""
         if overflow.limit is None:
             return None
-        if view.lowered_output is not None and view.lowered_output <= overflow.limit:
+        lowered = lowered_figure(view)
+        if lowered is not None and lowered <= overflow.limit:
             return None  # the refused request was as low already, so that the same one would follow
         located = await self._measurer.located(structs.replace(view.request, body=view.body))
         return with_lower_output(located, view, overflow.limit)
+
+
+def lowered_figure(view: View) -> int | None:
+    """Return the output figure that *view* was lowered to, in the provider's tokens; None if it was not lowered."""
+    lowered = view.lowered_output
+    if lowered is None or isinstance(view, UncountedView):
+        return lowered
+    return int(lowered * view.known.token_ratio)
 
 
 def _after(refused: View, view: View) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from msgspec import structs
 
 from proxy.core.compaction.schedule import CompactionTarget
 from proxy.core.decisions import (
+    CountedView,
     Forward,
     KnownRoute,
     LookedUp,
@@ -25,6 +27,7 @@ from proxy.core.decisions import (
     Policy,
     Reject,
     TooLossy,
+    UsageAnchor,
     Written,
 )
 from proxy.core.models import Route
@@ -204,6 +207,20 @@ def test_what_the_provider_counts_is_what_must_fit() -> None:
     assert isinstance(decide(measured(messages), PLANNING, looked_up(measured(messages))), Forward)
     dear = measured(messages, ratio=1.5)
     assert isinstance(decide(dear, PLANNING, looked_up(dear)), NeedBlock)
+
+
+@pytest.mark.parametrize("output", [8_192, 3_000])
+def test_a_lowered_output_figure_is_lowered_further_before_a_message_gives_way(output: int) -> None:
+    """The provider counted more of this very conversation than our ratio says: a shorter answer is left, whole."""
+    request = measured([{"role": "user", "content": prose(1, 5_000)}], max_tokens=output)
+    counted = request.counts.total
+    request = structs.replace(request, anchor=UsageAnchor(counted, counted + 800, -1))
+    final = finish(request)
+    assert isinstance(final, Forward)
+    assert isinstance(final.view, CountedView)
+    assert final.view.edits.record is None
+    assert counted + 800 + (final.view.lowered_output or 0) <= WINDOW
+    assert len(json.loads(final.view.body)["messages"][0]["content"]) == len(prose(1, 5_000))
 
 
 @pytest.mark.parametrize("stated", [True, False])

@@ -504,6 +504,26 @@ async def test_input_and_output_together_lower_the_output(lower: str, retry: str
     )
 
 
+@pytest.mark.parametrize("code", ['"context_length_exceeded"', "null"])
+async def test_a_refused_sum_lowers_a_lowered_output_again(code: str) -> None:
+    """An error that states only the sum of both: the figure that was lowered is lowered again, and no word is lost."""
+    two = TwoUpstreams(own=5_000)
+    stated = '{"error":{"message":"This model supports at most 5000 tokens. Your request needs 5320.","code":%s}}'
+    await two.play(
+        """
+        client   >> one
+        upstream << own, messages of one, max_tokens in 2900..2950
+        upstream >> 400 stated
+        upstream << own, messages of one, max_tokens in 2400..2500
+        upstream >> ok
+        client   << 200 ok
+        report   : stages=output retries=1
+        """,
+        one=chat_body([{"role": "user", "content": prose(1, 1_600)}], max_tokens=5_000),
+        stated=(stated % code).encode(),
+    )
+
+
 CAP = (
     b'{"error":{"message":"max_tokens is too large: 9000. This model supports at most 4096 completion tokens, '
     b'whereas you provided 9000.","type":"invalid_request_error","param":"max_tokens","code":"invalid_value"}}'

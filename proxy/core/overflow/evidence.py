@@ -115,6 +115,9 @@ UNCORROBORATED = 0.6
 ALIKE = 1 / 3
 """Share by which a stated prompt may differ from our count; calibrated counts differ less."""
 
+WITHIN_TWICE = 1 / 2
+"""The same share for a prompt that is worked out from a sum with a known output figure: twice our count, or half."""
+
 ALIKE_BESIDE_MEDIA = ALIKE / 2
 """The same share for an error that names an image or a file, whose own tokens may be near our count by chance."""
 
@@ -189,6 +192,8 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
     """
     if claim is None or not claim.too_long:
         return claim
+    if prior.counted is not None:
+        claim = _divided(claim, prior.counted, prior)
     if claim.unlikely:
         return _confirmed(claim, prior)
     if prior.counted is None:
@@ -211,6 +216,22 @@ def _is_size_of_a_part(claim: Overflow, prior: Prior) -> bool:
     If no window is known, nothing else shows that figures are about something else than this request.
     """
     return claim.kind == "payload" and not claim.names_body and bool(prior.body)
+
+
+def _divided(claim: Overflow, counted: int, prior: Prior) -> Overflow:
+    """*claim* with its undivided figure as prompt and output, if that is what we count and the prompt alone is not.
+
+    "Your request needs 34679 tokens" says nothing of the output figure, which providers add all the same.
+    """
+    whole, output = claim.requested, prior.output
+    if not whole or not output or claim.output is not None or claim.prompt not in (None, whole):
+        return claim
+    prompt = whole - output
+    is_above = claim.limit is None or claim.limit <= whole
+    is_nearer = abs(prompt - counted) < abs(whole - counted)
+    if not is_above or not is_nearer or not _is_alike(prompt, counted, WITHIN_TWICE):
+        return claim
+    return replace(claim, kind="input_plus_output", prompt=prompt, output=output)
 
 
 def _with_pair(claim: Overflow, counted: int, prior: Prior) -> Overflow:

@@ -22,6 +22,9 @@ DEFAULT_RESERVE = 16_384
 MOST_SUMMED = 8_192
 """Tokens of output in which any conversation can be summarised; our own summaries have no more, either."""
 
+LEAST_LOWERED = 1_024
+"""Tokens of output below which an answer is worth less than what is cut from the input instead."""
+
 CHAT_SHARE = 0.2
 """The low mark of a chat: this share of the way from the low mark to the high one."""
 
@@ -240,6 +243,11 @@ def answer_reserve(requested: int | None, max_output: int | None, window: int) -
     if requested is not None and requested > 0:
         return requested
     return min(max_output or DEFAULT_RESERVE, window // 8, DEFAULT_RESERVE)
+
+
+def smallest_lowered(window: int) -> int:
+    """Return the least output figure that a request's own one is lowered to before a part of its input is lost."""
+    return min(LEAST_LOWERED, window // 4)
 
 
 def summary_output(window: int, least: int) -> int:

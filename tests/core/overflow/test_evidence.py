@@ -234,6 +234,23 @@ def test_the_whole_that_was_requested() -> None:
     assert not agrees(whole, Prior(1_000, 400))
 
 
+@pytest.mark.parametrize("decisive", [True, False])
+def test_the_whole_that_was_requested_is_divided(decisive: bool) -> None:
+    """A whole that our count and the output add up to teaches no ratio three times too high, and is believed."""
+    claim = Overflow("input", 32_768, 34_679, decisive=decisive, requested=34_679)
+    checked = check_claim(claim, Prior(10_800, 22_644, 32_768, stated=True))
+    assert checked is not None
+    assert (checked.kind, checked.prompt, checked.output) == ("input_plus_output", 12_035, 22_644)
+    dear = check_claim(replace(claim, decisive=True), Prior(7_400, 22_644, 32_768, stated=True))
+    assert dear is not None
+    assert dear.prompt == 12_035
+    alone = check_claim(claim, Prior(33_000, 500, 32_768, stated=True))
+    assert alone is not None
+    assert alone.prompt == 34_179
+    assert check_claim(replace(claim, decisive=True), Prior(34_000, None, 32_768)) == replace(claim, decisive=True)
+    assert check_claim(replace(claim, decisive=True), Prior(2_000, 3_000)) == replace(claim, decisive=True)
+
+
 def test_the_output_figure_is_not_the_conversation() -> None:
     """A figure that is just the output asked for complains of the output, even behind a code, if our count fits."""
     claim = Overflow("input", 16_384, 32_000, decisive=True)
