@@ -7,9 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
+
+from proxy.core.errors import InvalidRequest
 
 Mode = Literal["on", "observe", "off"]
 
@@ -46,6 +48,63 @@ class Options(msgspec.Struct, frozen=True):
     task_size: str = ""
     conversation_budget: int = 0
     keep_items: bool = False
+
+
+_LABEL: Final = 256
+"""Characters of the longest label: labels are part of log lines and metrics."""
+
+NO_OPTIONS: Final = Options()
+_SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
+"""A share in ``x-ullage-compact``."""
+
+
+def options_in(own: Mapping[str, str]) -> Options:
+    """Return the options in the caller's *own* headers. Raises ``InvalidRequest`` naming the header and its values."""
+    return Options(
+        mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
+        conversation=_label(own, "conversation"),
+        window=_tokens(own, "window"),
+        compact_now="compact" in own,
+        compact_to=_share(own),
+        project=_label(own, "project"),
+        task_size=_one_of(own, "task-size", TASK_SIZES, ""),
+        conversation_budget=_tokens(own, "conversation-budget") or 0,
+    )
+
+
+def _one_of(own: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = own.get(name)
+    if value is None:
+        return default
+    if value not in allowed:
+        raise InvalidRequest(f"The header x-ullage-{name} must be one of: {', '.join(allowed)}.")
+    return value
+
+
+def _label(own: Mapping[str, str], name: str) -> str:
+    value = own.get(name, "")
+    if len(value) > _LABEL or not value.isprintable():
+        raise InvalidRequest(f"The header x-ullage-{name} must be at most {_LABEL} printable characters.")
+    return value
+
+
+def _share(own: Mapping[str, str]) -> float | None:
+    """Return the share of the room to compact down to, or None if the header names none."""
+    value = own.get("compact", "now")
+    if value == "now":
+        return None
+    if not _SHARE.fullmatch(value) or float(value) == 0:
+        raise InvalidRequest("The header x-ullage-compact must be now, or a share between 0 and 1, such as 0.2.")
+    return float(value)
+
+
+def _tokens(own: Mapping[str, str], name: str) -> int | None:
+    value = own.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
+        raise InvalidRequest(f"The header x-ullage-{name} must be a whole number of tokens between 1 and 999999999.")
+    return int(value)
 
 
 class Origin(msgspec.Struct, frozen=True):

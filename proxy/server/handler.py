@@ -37,10 +37,10 @@ from proxy.server.models import Models
 from proxy.server.request import (
     RequestHeaders,
     RequestPath,
-    api_path,
     decoded,
     is_local,
     listed_model,
+    managed_path,
     named_model,
     read_headers,
     read_path,
@@ -271,14 +271,20 @@ class Handler:
         del body, plain, parsed
         call.report = outcome.report
         if isinstance(outcome, Refusal):
-            if outcome.error_api:
-                call.path = call.path._replace(error_api=outcome.error_api)
-            raise outcome.error
+            raise self._refusal(call, outcome)
+        if outcome.reply.status >= 400:
+            response.reject_unknown_path(call.path.path, outcome.reply)
         call.at_end = outcome.at_end
         if outcome.at_end is None:
             reader.release()
         await self._pass(call, outcome.reply, outcome.head, outcome.ending, hides_usage=outcome.hides_usage)
         self._complete(call, outcome)
+
+    def _refusal(self, call: Call, refusal: Refusal) -> UllageError:
+        """Return the error of *refusal*, and note the API of its body if the path does not show it."""
+        if refusal.error_api:
+            call.path = call.path._replace(error_api=refusal.error_api)
+        return refusal.error
 
     def _complete(self, call: Call, answer: Answer) -> None:
         """Learn from the usage of an answer that came to its end."""
@@ -380,7 +386,8 @@ class Handler:
     async def _tunnel(self, request: IncomingRequest, call: Call, headers: RequestHeaders, tenant: bytes) -> None:
         """Answer over a WebSocket, or relay it to its upstream. Raises ``UpgradeRefused`` if the route has none."""
         path, _, query = call.path.path_qs.partition("?")
-        is_responses = api_path(path) == "responses"
+        managed = managed_path(path)
+        is_responses = managed is not None and (managed.api, managed.purpose) == ("responses", "answer")
         if is_responses and self._config.websockets == "refuse":
             raise response.UpgradeRefused
         if is_responses and self._config.websockets == "manage":

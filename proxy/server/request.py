@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -18,15 +18,15 @@ from proxy.core.http_headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX, REWRITT
 from proxy.core.request import (
     AGENT_HEADER,
     EPOCH_HEADER,
+    NO_OPTIONS,
     SESSION_HEADERS,
-    TASK_SIZES,
-    Mode,
     Options,
     Origin,
     Purpose,
     Request,
     agent_in_headers,
     epoch_in_headers,
+    options_in,
     session_in_headers,
 )
 from proxy.engine.quick_check import model_of
@@ -55,6 +55,21 @@ _DEPLOYMENT: Final = re.compile(r"/openai/deployments/((?!\.\.?/)[\w.~-]+)/(.+)"
 
 https://learn.microsoft.com/en-us/azure/ai-services/openai/reference
 """
+
+_PREFIXED: Final = re.compile(
+    r"(?:/(?!v\d+\w*/)(?!\.\.?/)[\w.~-]+)*"
+    r"(?:(?:/v\d+\w*)?(?:/openai)?/(chat/completions)|/v1/(messages(?:/count_tokens)?|responses(?:/compact)?))",
+    re.ASCII,
+)
+"""The path of a managed route below a provider's own prefix, as in ``/api/v1/messages``: clients take it over.
+
+Prefixes have one version, so that ``/v1/v1/messages`` is still a wrong base URL. Other APIs have routes that end in
+``messages`` or ``responses``, but not right behind ``/v1``.
+"""
+
+_UNUSUAL: Final = re.compile(r"%|//|/\Z")
+_UNRESERVED: Final = re.compile(r"%(2[DE]|3[0-9A]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])", re.IGNORECASE)
+"""Escapes of characters that need none, and of the colon: https://www.rfc-editor.org/rfc/rfc3986#section-6.2.2.2"""
 
 _ORDINARY: Final = re.compile(r"(?:/[\w.~!$&'()*+,=:@-]+)+/?", re.ASCII)
 """A path of the characters that a segment may have, except escapes and the semicolon that begins parameters.
@@ -127,28 +142,53 @@ MANAGED: Final = {
 }
 """The managed targets in their usual spelling, so that most paths take one look-up."""
 
+for _name in ("responses", "responses/compact"):
+    # Azure's API of Responses names no deployment: https://learn.microsoft.com/en-us/azure/ai-services/openai/how-to/responses
+    MANAGED[f"/openai/{_name}"] = MANAGED[f"/{_name}"]._replace(path_qs=f"/openai/{_name}", path=f"/openai/{_name}")
+
 
 def read_path(method: str, target: str) -> RequestPath:
     """Return the path of a request with this *method* and *target* (of its request line)."""
     if method == "POST" and target in MANAGED:
         return MANAGED[target]
     path_qs = request_target(target)
+    if method == "POST" and (managed := managed_path(path_qs)) is not None:
+        return managed
     path = path_qs.partition("?")[0]
-    if method == "POST" and path in MANAGED:
-        return MANAGED[path]._replace(path_qs=path_qs)
-    deployed = _DEPLOYMENT.fullmatch(path)
-    if method == "POST" and deployed is not None and deployed[2] in _MANAGED:
-        api, _ = _MANAGED[deployed[2]]
-        return RequestPath(path_qs, path, api, api, model=deployed[1])
     parts = gemini_path.read_path(path)
-    if method == "POST" and parts is not None and parts.method in gemini_path.MANAGED_METHODS:
-        purpose: Purpose = "answer"
-        if parts.method == gemini_path.COUNT_METHOD:
-            purpose = "count"
-        return RequestPath(path_qs, path, gemini.API, gemini.API, purpose, parts.model)
     if parts is not None and gemini_path.names_model(path, method):
         return RequestPath(path_qs, path, "relay", gemini.API, model=parts.model)
     return RequestPath(path_qs, path, "relay", _error_api(path))
+
+
+def managed_path(path_qs: str) -> RequestPath | None:
+    """Return the managed path that *path_qs* spells, in its usual spelling; None if it is relayed.
+
+    Servers decode letters that were escaped, merge slashes and cut the last one off, each as it likes. The upstream
+    gets what was managed here, so it cannot take the path for another one.
+    """
+    path, mark, query = path_qs.partition("?")
+    if _UNUSUAL.search(path):
+        path = _UNRESERVED.sub(lambda escape: chr(int(escape[1], 16)), path)
+        path = re.sub("/{2,}", "/", path).rstrip("/")
+        path_qs = f"{path}{mark}{query}"
+    if path in MANAGED:
+        return MANAGED[path]._replace(path_qs=path_qs)
+    deployed = _DEPLOYMENT.fullmatch(path)
+    if deployed is not None and deployed[2] in _MANAGED:
+        api, purpose = _MANAGED[deployed[2]]
+        return RequestPath(path_qs, path, api, api, purpose, deployed[1])
+    prefixed = _PREFIXED.fullmatch(path)
+    if prefixed is not None:
+        api, purpose = _MANAGED[prefixed[1] or prefixed[2]]
+        return RequestPath(path_qs, path, api, api, purpose)
+    parts = gemini_path.read_path(path)
+    if parts is None or parts.method not in gemini_path.MANAGED_METHODS:
+        return None
+    purpose = "answer"
+    if parts.method == gemini_path.COUNT_METHOD:
+        purpose = "count"
+    return RequestPath(path_qs, path, gemini.API, gemini.API, purpose, parts.model)
 
 
 def listed_model(path: str) -> str | None:
@@ -235,9 +275,6 @@ _READ_HERE: Final = CREDENTIALS | {
 }
 _PLAIN: Final = frozenset({"", "keep-alive", "close"})
 """Values of ``Connection`` that name no other header."""
-
-_LABEL: Final = 256
-"""Characters of the longest label: labels are part of log lines and metrics."""
 
 _LONGEST_CACHED_NAME: Final = 64
 """Bytes of the longest header name that is cached: clients choose names, and the cache must stay small."""
@@ -351,20 +388,6 @@ def window_variant(betas: str) -> str:
     return ",".join(sorted(flag for flag in flags if flag.startswith("context-")))
 
 
-def options(own: Mapping[str, str]) -> Options:
-    """Return the options in the caller's *own* headers. Raises ``InvalidRequest`` naming the header and its values."""
-    return Options(
-        mode=cast("Mode", _one_of(own, "mode", ("on", "observe", "off"), "on")),
-        conversation=_label(own, "conversation"),
-        window=_tokens(own, "window"),
-        compact_now="compact" in own,
-        compact_to=_share(own),
-        project=_label(own, "project"),
-        task_size=_one_of(own, "task-size", TASK_SIZES, ""),
-        conversation_budget=_tokens(own, "conversation-budget") or 0,
-    )
-
-
 def _sort(raw: bytes) -> tuple[str, str, int]:
     """Return a header's name as spelled and in lower case, and its kinds: ``_FORWARD``, ``_READ``, ``_OWN``."""
     spelled = raw.decode("ascii", "replace")
@@ -381,46 +404,6 @@ def _sort(raw: bytes) -> tuple[str, str, int]:
 
 _sort_cached: Final = lru_cache(maxsize=1024)(_sort)
 """``_sort`` for names of usual length: clients send the same dozen with every request."""
-
-NO_OPTIONS: Final = Options()
-_SHARE: Final = re.compile(r"0?\.\d{1,4}", re.ASCII)
-"""A share in ``x-ullage-compact``."""
-
-
-def _one_of(own: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = own.get(name)
-    if value is None:
-        return default
-    if value not in allowed:
-        raise InvalidRequest(f"The header x-ullage-{name} must be one of: {', '.join(allowed)}.")
-    return value
-
-
-def _label(own: Mapping[str, str], name: str) -> str:
-    value = own.get(name, "")
-    if len(value) > _LABEL or not value.isprintable():
-        raise InvalidRequest(f"The header x-ullage-{name} must be at most {_LABEL} printable characters.")
-    return value
-
-
-def _share(own: Mapping[str, str]) -> float | None:
-    """Return the share of the room to compact down to, or None if the header names none."""
-    value = own.get("compact", "now")
-    if value == "now":
-        return None
-    if not _SHARE.fullmatch(value) or float(value) == 0:
-        raise InvalidRequest("The header x-ullage-compact must be now, or a share between 0 and 1, such as 0.2.")
-    return float(value)
-
-
-def _tokens(own: Mapping[str, str], name: str) -> int | None:
-    value = own.get(name)
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
-        raise InvalidRequest(f"The header x-ullage-{name} must be a whole number of tokens between 1 and 999999999.")
-    return int(value)
-
 
 _MODEL_FIRST: Final = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]{1,256})"')
 """A model as the first member of a body."""
@@ -459,7 +442,7 @@ def _read_facts(headers: RequestHeaders) -> HeaderFacts:
         variant = window_variant(by_name["anthropic-beta"])
     requested = NO_OPTIONS
     if headers.own:
-        requested = options(headers.own)
+        requested = options_in(headers.own)
     return HeaderFacts(requested, session, epoch, client_compaction, variant, agent)
 
 

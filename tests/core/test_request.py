@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from proxy.cli.clients import clients
+from proxy.core.errors import InvalidRequest
 from proxy.core.request import (
     AGENTS,
     agent_in_headers,
     epoch_in_headers,
+    options_in,
     public_session_name,
     session_in_body,
     session_in_headers,
@@ -113,3 +115,19 @@ def test_recorded_clients_are_known() -> None:
     agents = {name: agent for name, agent in found.items() if name in ("claude-code", "codex", "opencode", "qwen-code")}
     assert agents == {name: name for name in agents} != {}
     assert set(AGENTS.values()) <= known.keys()
+
+
+@pytest.mark.parametrize(("value", "share"), [("now", None), ("0.2", 0.2), (".25", 0.25), ("0.9999", 0.9999)])
+def test_a_compaction_may_name_its_share(value: str, share: float | None) -> None:
+    """``now`` or a share of the room asks for a compaction."""
+    wishes = options_in({"compact": value})
+    assert (wishes.compact_now, wishes.compact_to) == (True, share)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "later", "0", "0.0", "1", "1.5", "-0.2", "20%", "nan", "0.2 ", "1e-2", "0.00001"]
+)
+def test_a_wrong_share_is_refused(value: str) -> None:
+    """Anything else is an error that names the header."""
+    with pytest.raises(InvalidRequest, match="x-ullage-compact"):
+        options_in({"compact": value})

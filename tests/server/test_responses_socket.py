@@ -47,9 +47,9 @@ def answers(*streams):
 
 
 @contextlib.asynccontextmanager
-async def connected(at, headers=KEY, **options):
+async def connected(at, headers=KEY, path="/v1/responses", **options):
     """A client's socket."""
-    url = f"http://127.0.0.1:{at.port}/v1/responses"
+    url = f"http://127.0.0.1:{at.port}{path}"
     async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers, **options) as socket:
         yield socket
 
@@ -91,6 +91,15 @@ async def test_each_message_is_a_whole_request():
         assert await eventually(lambda: [report.api for report in at.reports] == ["responses", "responses"])
     assert [report.usage.input_tokens for report in at.reports[:2]] == [5, 5]
     assert await eventually(lambda: [(report.status, report.reason) for report in at.reports[2:]] == [(101, "")])
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/", "/v1//responses", "/api/v1/responses", "/openai/responses"])
+async def test_a_socket_is_managed_however_its_path_is_spelled(path):
+    """What is managed as a POST is managed as a socket, too."""
+    async with running_server() as at, connected(at, path=path) as socket:
+        at.stage.script = answers(events("r1", text("1")))
+        assert (await turn(socket, model="m", input=[]))[-1]["type"] == "response.completed"
+        assert [request.api for request in at.engine.seen] == ["responses"]
 
 
 async def test_a_warm_up_is_stored_and_not_sent():

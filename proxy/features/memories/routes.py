@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from proxy.core.errors import NotFound
+from proxy.core.request import options_in
 from proxy.features.memories.book import ID, MemoryBook, NewMemory
 from proxy.features.memories.memory import MOST_WORKING_DAYS, Class, Memory
 from proxy.server.access import Access
@@ -19,7 +20,6 @@ from proxy.server.admin import Route
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
 from proxy.server.own_api import OwnApi, decoded, query
-from proxy.server.request import options
 
 _NO_MEMORY: Final = "There is no such memory of yours in this project, which is that of the header x-ullage-project."
 _NO_NEW_MEMORY: Final = (
@@ -60,7 +60,7 @@ class MemoryRoutes:
     async def memories(self, request: IncomingRequest, name: str) -> tuple[int, Mapping[str, object]]:
         """List or search the project's memories, add one, or pin or forget the one called *name*."""
         tenant, headers = self._api.caller(request)
-        project = options(headers.own).project
+        project = options_in(headers.own).project
         if not name and request.method in ("GET", "HEAD"):
             return 200, await self._listed(tenant, project, query(request.raw_path).get("q", ""))
         if not name and request.method == "POST":
