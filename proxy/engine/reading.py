@@ -157,7 +157,7 @@ class LocatedBody(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Reads bodies with bounded caches of items, envelopes, sizes (tokens of texts) and prefixes of bodies.
+    """Reads bodies with bounded caches: of items, envelopes, sizes (tokens of long texts), and prefixes of bodies.
 
     Keys are digests over tenant and content: no caller can time what another one sent, and no cache holds a body. Large
     bodies are read on threads, so the caches must be safe to share. A body of more than *most* items is refused.
@@ -301,10 +301,19 @@ class Reader:
 
     def _count_members(self, envelope: Envelope, measure: str, scope: int, encoding: str, model: str) -> CountedMembers:
         """Count the members around the items; a text that was counted before is not counted again."""
-        count = self.count(encoding, model)
-        tokens = self._sizes_of(scope, envelope.counted(), encoding, model)
+        tokens: dict[str, int] = {}
+        injected: list[Injected] = []
+        for key, text in envelope.counted().items():
+            # In the cache it is an item: it has tokens and injected parts as one has.
+            name = name_in(f"{key}\0{text}".encode("utf-8", "surrogatepass"), scope)
+            member = self._items.get(name)
+            if member is None:
+                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
+                parts = injected_in(envelope.texts.get(key, ""), count)
+                member = self._items[name] = Item("system", count(text), 0, b"", injected=parts)
+            tokens[key] = member.tokens
+            injected += member.injected
         tools, system = (sum(tokens.get(key, 0) for key in keys) for keys in (TOOLS, SYSTEM))
-        injected = [part for text in envelope.texts.values() for part in self._injected_parts(scope, text, count)]
         return CountedMembers(measure, tokens, Members(tools, system, tuple(injected)))
 
     def _cache_prefix(
@@ -402,26 +411,6 @@ class Reader:
         facts |= {name: facts_of(texts[index], self.tools.call, body.count.text) for name, index in new.items()}
         self._items.update({name: replace(cached[name], facts=facts[name]) for name in cached.keys() & new.keys()})
         return body.items_with_facts({index: facts[name] for index, name in names.items()})
-
-    def _sizes_of(self, scope: int, texts: Mapping[str, str], encoding: str, model: str) -> dict[str, int]:
-        """Return the tokens of the members around the items."""
-        sizes: dict[str, int] = {}
-        for key, text in texts.items():
-            name = name_in(f"{key}\0{text}".encode("utf-8", "surrogatepass"), scope)
-            size = self._sizes.get(name)
-            if size is None:
-                count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
-                size = self._sizes[name] = count(text)
-            sizes[key] = size
-        return sizes
-
-    def _injected_parts(self, scope: int, text: str, count: Meter) -> tuple[Injected, ...]:
-        """Return the injected parts of a system *text*; they are cached as those of an item of their own."""
-        name = name_in(f"injected\0{text}".encode("utf-8", "surrogatepass"), scope)
-        item = self._items.get(name)
-        if item is None:
-            item = self._items[name] = Item("system", 0, 0, b"", injected=injected_in(text, count))
-        return item.injected
 
 
 class PrefixHasher:

@@ -329,7 +329,7 @@ async def test_no_memory_keeps_a_body_alive() -> None:
     caching = ReaderWithCaches()
     secret = "remember-me-not"
     await caching.read(
-        whole([{"role": "user", "content": secret + "x" * PREFIX_FROM}, *agent_session(3, 10)], tools=AGENT_TOOLS)
+        whole([{"role": "user", "content": secret + "x" * LARGE}, *agent_session(3, 10)], tools=AGENT_TOOLS)
     )
     assert all(caching.memories)
     assert secret not in repr([dict(memory) for memory in caching.memories])
