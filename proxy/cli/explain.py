@@ -32,7 +32,7 @@ from proxy.core.errors import InvalidRequest, UllageError
 from proxy.core.models import Catalogue, Route
 from proxy.core.report import Report
 from proxy.core.request import Request
-from proxy.core.tokens.counting import REGIONS, regions, to_provider_tokens
+from proxy.core.tokens.budget import REGIONS, regions, to_provider_tokens
 from proxy.core.tokens.media import FILES, IMAGES, SOUND
 from proxy.engine.reading import CountedBody, Reader
 from proxy.offline import offline_engine, offline_tokenizers

@@ -28,13 +28,15 @@ from proxy.core.request import Request
 from proxy.core.tokens.budget import (
     NO_BUFFERS,
     Buffers,
+    Members,
+    RoleTotals,
     TokenBudget,
     answer_reserve,
     economy_cap,
     to_our_tokens,
     token_budget,
 )
-from proxy.core.tokens.counting import Members, Meter, RoleTotals
+from proxy.core.tokens.counting import Meter
 from proxy.core.tool_table import NO_TOOLS, ToolMap
 
 API_FORMATS: Mapping[str, ApiFormat] = MappingProxyType(

@@ -33,8 +33,8 @@ from proxy.core.conversation import (
 from proxy.core.decisions import ParsedBody, TokenCounts
 from proxy.core.errors import InvalidRequest
 from proxy.core.models import Route
-from proxy.core.tokens.counting import NOTHING, Members, Meter, RoleTotals, add_up, injected_in
-from proxy.core.tokens.injected import NO_RULES, InjectedRules
+from proxy.core.tokens.budget import NOTHING, Members, RoleTotals, add_up
+from proxy.core.tokens.counting import NO_RULES, InjectedRules, Meter, injected_in
 from proxy.core.tokens.media import prices
 from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import NO_TOOLS, ToolMap

@@ -35,7 +35,7 @@ from proxy.core.overflow.kinds import Overflow
 from proxy.core.report import ADDED_STAGES, BUDGET_UNREACHABLE, SERVED, OutcomeName, Report
 from proxy.core.request import ALL_ITEMS, Request, public_session_name
 from proxy.core.tokens.allocation import Allocation, borrowed
-from proxy.core.tokens.counting import regions, to_provider_tokens
+from proxy.core.tokens.budget import regions, to_provider_tokens
 from proxy.core.tool_calls import Pair, pairs_of
 from proxy.core.waste import LARGE, files_read, needless_items
 from proxy.engine.ports import Clock, Reply

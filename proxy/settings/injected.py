@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from proxy.core.tokens.injected import INJECTED, InjectedMarks, InjectedRules
+from proxy.core.tokens.counting import INJECTED, InjectedMarks, InjectedRules
 from proxy.settings.field_types import FilePath, Section, SplitText
 from proxy.settings.packaged_data import packaged
 from proxy.settings.yaml_source import parse_inline, read_table

@@ -19,7 +19,7 @@ from proxy.core.advice import (
 )
 from proxy.core.decisions import NeedBlock, verbatim
 from proxy.core.planner import build_view, decide
-from proxy.core.tokens.counting import REGIONS
+from proxy.core.tokens.budget import REGIONS
 from proxy.engine.run import report_of
 from tests.core.test_planner import LONG, PLANNING, looked_up, measured, written
 from tests.support.engine_fixtures import tool_map_of_package

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from proxy.core.tokens.injected import INJECTED, InjectedRules
+from proxy.core.tokens.counting import INJECTED, InjectedRules
 from proxy.settings import SettingsError, injected_rules, load
 from proxy.settings.injected import InjectedTable, InjectedTexts
 from tests.support.settings_files import write_settings

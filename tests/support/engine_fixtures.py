@@ -26,7 +26,7 @@ from proxy.core.overflow.classify import Classifier
 from proxy.core.report import Report
 from proxy.core.request import Mode, Options, Request
 from proxy.core.tokens.budget import Marks, Shares
-from proxy.core.tokens.injected import InjectedRules
+from proxy.core.tokens.counting import InjectedRules
 from proxy.core.tool_calls import facts_of
 from proxy.core.tool_table import ToolMap
 from proxy.core.written_calls import as_result

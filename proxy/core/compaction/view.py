@@ -22,7 +22,7 @@ from proxy.core.compaction.record import Compaction, CompactionRecord, Placehold
 from proxy.core.compaction.truncate import clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
 from proxy.core.conversation import Count, Item, ItemText, Layout
-from proxy.core.tokens.counting import NOTHING, RoleTotals, add_up
+from proxy.core.tokens.budget import NOTHING, RoleTotals, add_up
 from proxy.core.tokens.media import is_media
 from proxy.core.tool_calls import WRITTEN, Pair, failure_line, pairs_of, read_all_arguments, read_arguments
 from proxy.core.tool_table import ToolMap

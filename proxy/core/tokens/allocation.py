@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from proxy.core.tokens.injected import INJECTED
+from proxy.core.tokens.counting import INJECTED
 
 TOLERANCE = 1e-9
 """The rounding error that a sum of decimal shares may have."""

@@ -1,4 +1,4 @@
-"""The token budget: the window, the reserve for the answer, and the marks for compactions.
+"""The token budget, with its reserve and its marks for compactions; and what uses it, by role and by region.
 
 All figures are tokens of our own count.
 
@@ -11,10 +11,14 @@ Marks are shares of the budget beside the fixed part. A buffer, a price cap or a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import msgspec
+
+from proxy.core.conversation import Injected, Item, Role
+from proxy.core.tokens.counting import INJECTED
 
 DEFAULT_RESERVE = 16_384
 """Tokens reserved for an answer if neither the request nor the model's own output limit states less."""
@@ -283,3 +287,98 @@ def rounded_down(tokens: int) -> int:
 def to_our_tokens(tokens: int, factor: float) -> int:
     """Return a provider's figure in tokens of our own count, if the provider counts *factor* times our count."""
     return int(tokens / factor)
+
+
+# What uses the budget.
+
+REGIONS = ("system", "tools", "format", *INJECTED, "summary", "user", "assistant", "tool", "reserve")
+"""Every region; no two of them overlap.
+
+``system``: system items and the members ``system`` and ``instructions``. ``format``: the response format and the frame
+of the answer. ``summary``: the block.
+"""
+
+
+class RoleTotals(msgspec.Struct, frozen=True):
+    """Tokens of the first ``count`` items by role; ``media`` are those of images, sound and files.
+
+    ``injected`` are those of injected texts by role and region; they are part of the role's.
+    """
+
+    count: int = 0
+    system: int = 0
+    user: int = 0
+    assistant: int = 0
+    tool: int = 0
+    media: int = 0
+    injected: Mapping[tuple[Role, str], int] = {}
+
+    @property
+    def history(self) -> int:
+        """Tokens of all items but system ones."""
+        return self.user + self.assistant + self.tool
+
+
+NOTHING = RoleTotals()
+
+
+def add_up(items: Sequence[Item], prefix: RoleTotals = NOTHING) -> RoleTotals:
+    """Return the totals of *items*, continued from those of a prefix of them; costs O(new)."""
+    roles: dict[Role, int] = {"system": prefix.system, "user": prefix.user, "assistant": prefix.assistant}
+    roles["tool"], media, injected = prefix.tool, prefix.media, prefix.injected
+    for item in items[prefix.count :]:
+        roles[item.role] += item.tokens
+        media += item.media
+        if item.injected:
+            injected = _with_parts(injected, item)
+    return RoleTotals(len(items), roles["system"], roles["user"], roles["assistant"], roles["tool"], media, injected)
+
+
+def _with_parts(injected: Mapping[tuple[Role, str], int], item: Item) -> Mapping[tuple[Role, str], int]:
+    """Return *injected* with the injected parts of *item*."""
+    sums = dict(injected)
+    for part in item.injected:
+        key = (item.role, part.region)
+        sums[key] = sums.get(key, 0) + part.tokens
+    return sums
+
+
+class Members(msgspec.Struct, frozen=True):
+    """Tokens of the members beside the items; ``injected`` are the injected parts of ``system``."""
+
+    tools: int = 0
+    system: int = 0
+    injected: tuple[Injected, ...] = ()
+
+
+def regions(items: RoleTotals, members: Members, *, fixed: int, summary: int, reserve: int) -> dict[str, int]:
+    """Return the tokens of a view with *items* by region; empty regions are left out.
+
+    *fixed* are the tokens of all but the history: *members*, system items, the frame of the answer. Without the
+    reserve, the regions add up to the view's tokens.
+    """
+    tokens = {
+        "system": items.system + members.system,
+        "tools": members.tools,
+        "format": fixed - items.system - members.system - members.tools,
+        **dict.fromkeys(INJECTED, 0),
+        "summary": summary,
+        "user": items.user,
+        "assistant": items.assistant,
+        "tool": items.tool,
+        "reserve": reserve,
+    }
+    for (role, region), size in items.injected.items():
+        tokens[role] -= size
+        tokens[region] += size
+    for part in members.injected:
+        tokens["system"] -= part.tokens
+        tokens[part.region] += part.tokens
+    return {name: count for name, count in tokens.items() if count > 0}
+
+
+def to_provider_tokens(regions: Mapping[str, int], factor: float) -> dict[str, int]:
+    """Return *regions* in the tokens of a provider that counts *factor* times our count."""
+    if factor == 1.0:
+        return dict(regions)
+    return {name: int(tokens * factor) for name, tokens in regions.items()}

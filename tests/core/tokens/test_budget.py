@@ -1,4 +1,4 @@
-"""How much room there is: reserve, budget and marks."""
+"""How much room there is: reserve, budget and marks. What uses it: nothing is counted twice, and nothing left out."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.conversation import Injected, Item
 from proxy.core.tokens.budget import (
     DEFAULT_RESERVE,
+    REGIONS,
     SCALED_BELOW,
     Buffers,
     Marks,
+    Members,
+    RoleTotals,
     Shares,
     TokenBudget,
+    add_up,
     answer_reserve,
     economy_cap,
+    regions,
     to_our_tokens,
+    to_provider_tokens,
 )
+from proxy.core.tokens.counting import INJECTED
 
 windows = st.integers(1, 2_000_000)
 
@@ -206,3 +214,52 @@ def test_a_cap_beside_large_tools_leaves_a_quarter_of_the_room() -> None:
     room = figures.baseline - figures.quantised_fixed
     assert figures.high(MARKS, figures.baseline) == figures.quantised_fixed + int(0.9 * int(0.25 * room))
     assert figures.input == 384_000
+
+
+# What uses the budget.
+
+sizes = st.integers(0, 500)
+items = st.lists(
+    st.builds(
+        lambda role, tokens, media, region, part: Item(
+            role, tokens + media + part, media, b"", injected=(Injected(region, part, part),)
+        ),
+        st.sampled_from(["system", "user", "assistant", "tool"]),
+        sizes,
+        sizes,
+        st.sampled_from(INJECTED),
+        sizes,
+    ),
+    max_size=20,
+)
+
+
+@given(items, st.integers(0, 20))
+def test_totals_continue_from_a_prefix(given_items: list[Item], at: int) -> None:
+    """The totals of all items are the same however far they were added up before."""
+    whole = add_up(given_items)
+    assert add_up(given_items, add_up(given_items[:at])) == whole
+    assert whole.history + whole.system == sum(item.tokens for item in given_items)
+    assert whole.media == sum(item.media for item in given_items)
+
+
+@given(items, sizes, sizes, sizes, sizes)
+def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, system: int, rest: int, summary: int) -> None:
+    """The regions without the reserve are the view's tokens; each has a name of the list."""
+    kept = add_up(given_items)
+    members = Members(tools, system, (Injected("skills", system // 2, 0),))
+    found = regions(kept, members, fixed=kept.system + tools + system + rest, summary=summary, reserve=77)
+    assert found.keys() <= set(REGIONS)
+    assert found.pop("reserve") == 77
+    assert sum(found.values()) == kept.system + kept.history + tools + system + rest + summary
+
+
+def test_what_is_injected_is_taken_out_of_the_role_it_stands_in() -> None:
+    """Injected texts are regions of their own, in system text, in user items and beside results of tools."""
+    totals = RoleTotals(3, 100, 60, 0, 30, 0, {("system", "memory"): 30, ("user", "skills"): 20, ("tool", "skills"): 5})
+    found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
+    assert found == {"system": 70, "memory": 30, "skills": 25, "user": 40, "tool": 25}
+    members = Members(system=50, injected=(Injected("memory", 10, 1), Injected("knowledge", 5, 2)))
+    found = regions(totals, members, fixed=150, summary=0, reserve=0)
+    assert found == {"system": 105, "memory": 40, "knowledge": 5, "skills": 25, "user": 40, "tool": 25}
+    assert to_provider_tokens(found, 2.0) == {name: 2 * tokens for name, tokens in found.items()}

@@ -1,4 +1,4 @@
-"""Tokens by region: nothing is counted twice, and nothing is left out."""
+"""Counting texts: once what comes again. Injected parts are found by heading, tag and line, in one pass."""
 
 from __future__ import annotations
 
@@ -6,69 +6,136 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.conversation import Injected, Item
+from proxy.core.conversation import Injected
 from proxy.core.tokens.counting import (
-    REGIONS,
+    INJECTED,
+    MOST_PARTS,
+    NO_RULES,
     SHORT,
-    Members,
+    InjectedMarks,
+    InjectedRules,
     Meter,
-    RoleTotals,
-    add_up,
+    injected_in,
     long_paragraphs,
     prices_of,
-    regions,
-    to_provider_tokens,
     total_tokens,
     unremembered,
 )
-from proxy.core.tokens.injected import INJECTED
 from proxy.core.tokens.media import DEFAULT_PRICES, prices
+from tests.support.linear_time import is_linear
 
-sizes = st.integers(0, 500)
-items = st.lists(
-    st.builds(
-        lambda role, tokens, media, region, part: Item(
-            role, tokens + media + part, media, b"", injected=(Injected(region, part, part),)
-        ),
-        st.sampled_from(["system", "user", "assistant", "tool"]),
-        sizes,
-        sizes,
-        st.sampled_from(INJECTED),
-        sizes,
-    ),
-    max_size=20,
+MARKS = {
+    "memory": InjectedMarks(("memory", "memories"), ("memory", "memories")),
+    "skills": InjectedMarks(("skills", "loaded skills"), ("skill", "available_skills"), {"Base of this skill:": ""}),
+    "knowledge": InjectedMarks(("knowledge base",), ("documents",), {"Context is below.": "Given the context"}),
+    "related": InjectedMarks(("related issues",), ("related",)),
+}
+RULES = InjectedRules(MARKS)
+
+BLOCK = "# Memories\n\n## Priority Context\n- tabs, never spaces\n\n## Previous Sessions\n[May] moved the parser\n"
+
+
+def parts_of(text: str) -> list[tuple[str, str]]:
+    """Region and text of each injected part of *text*."""
+    return [(region, text[start:end]) for region, start, end in RULES.parts(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"You are an agent.\n\n{BLOCK}# Rules\nBe brief.", [("memory", BLOCK)]),
+        (BLOCK, [("memory", BLOCK)]),
+        ("## User memory:\nlikes tea\n# Rules", [("memory", "## User memory:\nlikes tea\n")]),
+        ("a <memory>likes tea</memory> b <memories>x</memories>",
+         [("memory", "<memory>likes tea</memory>"), ("memory", "<memories>x</memories>")]),
+        ("a <memory> that nobody closes", []),
+        ("My memories of that file are hazy. # Memories are made of this.", []),
+        ("#include <memory>\nint main() {}", []),
+        ("", []),
+        ("### Loaded Skills\nuse tabs\n### End", [("skills", "### Loaded Skills\nuse tabs\n")]),
+        ('x <skill name="a/b">do</skill> y', [("skills", '<skill name="a/b">do</skill>')]),
+        ("<available_skills>\n<skill>a</skill>\n# Memory\n</available_skills> z",
+         [("skills", "<available_skills>\n<skill>a</skill>\n# Memory\n</available_skills>")]),
+        ("<skills>no such tag</skills><skillet>x</skillet>", []),
+        ("Launched.\nBase of this skill: /a\n# Title\nDo it.",
+         [("skills", "Base of this skill: /a\n# Title\nDo it.")]),
+        ("The Base of this skill: is no beginning of a line", []),
+        ("Context is below.\n---\nfacts\n---\nGiven the context, answer.",
+         [("knowledge", "Context is below.\n---\nfacts\n---\nGiven the context")]),
+        ("# Knowledge  Base\nfacts\n## Related issues:\n#12",
+         [("knowledge", "# Knowledge  Base\nfacts\n## Related issues:\n#12")]),
+        ("# Knowledge base\nfacts\n# Related Issues\n#12",
+         [("knowledge", "# Knowledge base\nfacts\n"), ("related", "# Related Issues\n#12")]),
+        ("# Memor\u0131es\n# \u017fkills\nx", [("skills", "# \u017fkills\nx")]),
+    ],
+)  # fmt: skip
+def test_injected_texts_are_found_by_heading_tag_and_line(text: str, found: list[tuple[str, str]]) -> None:
+    """A part is its mark and what belongs to it; talk of memories or skills is none."""
+    assert parts_of(text) == found
+
+
+def test_parts_are_counted_and_named() -> None:
+    """Each part has its tokens, and equal parts have equal names; a text without a mark is not even cut apart."""
+    meter = Meter(len, DEFAULT_PRICES, RULES)
+    skill = "<skill>use tabs</skill>"
+    first, second, other = injected_in(f"{skill} and {skill} and <skill>b</skill>", meter)
+    assert first == second == Injected("skills", len(skill), first.digest)
+    assert other.digest != first.digest
+    assert injected_in("Use the skill of reading.", meter) == ()
+    assert injected_in(skill, len) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "repeated", "after"),
+    [
+        ("# Memories\n", "## x\n", ""),
+        ("", "<memory>", ""),
+        ("", "<skill>a</skill>", ""),
+        ("", "# Skills\n", ""),
+        ("", "#", ""),
+        ("\n# ", "skills ", ""),
+        ("\n#", " ", "skills"),
+        ("", "<skill ", ""),
+        ("", "Base of this skill:\n", ""),
+    ],
+)
+@pytest.mark.slow
+def test_a_hostile_text_is_searched_in_one_pass(before: str, repeated: str, after: str) -> None:
+    """A text that is made to be expensive is searched in one pass, and a bounded number of its parts is counted."""
+
+    def search(size: int) -> int:
+        return len(parts_of(before + repeated * (size // len(repeated)) + after))
+
+    assert search(100_000) <= MOST_PARTS
+    assert is_linear(search, 250_000)
+
+
+PIECES = (
+    *("# memory", "## Memories:", "# my memories \n", "\n", "<memory>", "</memory>", "<skill>", "</skill>"),
+    *("<Skill a=1>", "</Skill>", "<related>", "</related>", "#", "###### x", "\n# a", "\n## b", " ", "\t"),
+    *("memory", "x", "\u0130", "<", "> ", "MEMORY", "\nBase of this skill:", "Context is below.", "Given the context"),
+    *("\u017fkills", "\r", "# skills\r\n", "# \u212anowledge base\n", "# loaded skills"),
 )
 
 
-@given(items, st.integers(0, 20))
-def test_totals_continue_from_a_prefix(given_items: list[Item], at: int) -> None:
-    """The totals of all items are the same however far they were added up before."""
-    whole = add_up(given_items)
-    assert add_up(given_items, add_up(given_items[:at])) == whole
-    assert whole.history + whole.system == sum(item.tokens for item in given_items)
-    assert whole.media == sum(item.media for item in given_items)
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_parts_are_pieces_of_the_text_in_their_order(text: str) -> None:
+    """For any text the parts are pieces of it that do not overlap; the quick look misses none of them."""
+    at = 0
+    for region, start, end in RULES.parts(text):
+        assert region in INJECTED
+        assert at <= start < end <= len(text)
+        at = end
+    assert bool(injected_in(text, Meter(len, DEFAULT_PRICES, RULES))) == bool(at)
 
 
-@given(items, sizes, sizes, sizes, sizes)
-def test_regions_add_up_to_the_view(given_items: list[Item], tools: int, system: int, rest: int, summary: int) -> None:
-    """The regions without the reserve are the view's tokens; each has a name of the list."""
-    kept = add_up(given_items)
-    members = Members(tools, system, (Injected("skills", system // 2, 0),))
-    found = regions(kept, members, fixed=kept.system + tools + system + rest, summary=summary, reserve=77)
-    assert found.keys() <= set(REGIONS)
-    assert found.pop("reserve") == 77
-    assert sum(found.values()) == kept.system + kept.history + tools + system + rest + summary
+def test_without_rules_no_injected_part_is_found() -> None:
+    """Without marks no text has a part."""
+    assert list(NO_RULES.parts(BLOCK)) == []
+    assert injected_in(BLOCK, Meter(len, DEFAULT_PRICES)) == ()
 
 
-def test_what_is_injected_is_taken_out_of_the_role_it_stands_in() -> None:
-    """Injected texts are regions of their own, in system text, in user items and beside results of tools."""
-    totals = RoleTotals(3, 100, 60, 0, 30, 0, {("system", "memory"): 30, ("user", "skills"): 20, ("tool", "skills"): 5})
-    found = regions(totals, Members(), fixed=100, summary=0, reserve=0)
-    assert found == {"system": 70, "memory": 30, "skills": 25, "user": 40, "tool": 25}
-    members = Members(system=50, injected=(Injected("memory", 10, 1), Injected("knowledge", 5, 2)))
-    found = regions(totals, members, fixed=150, summary=0, reserve=0)
-    assert found == {"system": 105, "memory": 40, "knowledge": 5, "skills": 25, "user": 40, "tool": 25}
-    assert to_provider_tokens(found, 2.0) == {name: 2 * tokens for name, tokens in found.items()}
+# Counting a text.
 
 
 @pytest.mark.parametrize(
