@@ -23,6 +23,11 @@ def local_address(host: str, port: int | str) -> str:
     return f"http://{bracketed(host)}:{port}"
 
 
+def without_version(url: str) -> str:
+    """Return *url*, or the path of one, without the ``/v1`` in which the base URL of clients ends."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach a listener on *host*, a name or an address."""
     name = host.strip("[]").partition("%")[0]

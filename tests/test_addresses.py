@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.addresses import bracketed, is_loopback, local_address
+from proxy.addresses import bracketed, is_loopback, local_address, without_version
 
 
 def test_addresses_of_the_sixth_version_stand_in_brackets() -> None:
@@ -37,3 +37,19 @@ def test_what_only_this_machine_reaches(host: str) -> None:
 def test_what_others_may_reach(host: str) -> None:
     """Any name but localhost may be an address of the network."""
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("http://h:1/v1/", "http://h:1"),
+        ("http://h:1/v1", "http://h:1"),
+        ("http://h:1/", "http://h:1"),
+        ("http://h/base/v1", "http://h/base"),
+        ("/v1/", ""),
+        ("", ""),
+    ],
+)
+def test_the_address_of_a_base_url(url: str, root: str) -> None:
+    """Clients have it with the version, and commands take it from them."""
+    assert without_version(url) == root

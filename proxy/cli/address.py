@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from proxy.addresses import local_address
+from proxy.addresses import local_address, without_version
 
 HEALTH_SECONDS: Final = 3.0
 """Seconds for one request. Docker ends the image's health check after five (``HEALTHCHECK --timeout``):
@@ -70,7 +70,7 @@ def _opened(address: str, path: str, key: str) -> Iterator[http.client.HTTPRespo
     if key:
         headers["authorization"] = f"Bearer {key}"
     try:
-        connection.request("GET", f"{parts.path.rstrip('/').removesuffix('/v1')}{path}", headers=headers)
+        connection.request("GET", f"{without_version(parts.path)}{path}", headers=headers)
         yield connection.getresponse()
     finally:
         connection.close()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from proxy.addresses import without_version
 from proxy.cli.config_files import Format, Step
 from proxy.core.tokens.budget import DEFAULT_RESERVE
 from proxy.settings import packaged
@@ -102,7 +103,7 @@ class ClientFacts:
         window = self.window
         if roomy and window is not None:
             window *= 10
-        return replace(self, root=address.rstrip("/").removesuffix("/v1"), window=window)
+        return replace(self, root=without_version(address), window=window)
 
 
 def clients() -> dict[str, Client]:

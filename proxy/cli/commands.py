@@ -28,9 +28,11 @@ from proxy.cli.options import (
     REFUSED,
     AddressOption,
     ConfigOption,
+    HtmlOption,
     KeyOption,
     ModelOption,
     Overrides,
+    PlotOption,
     UpstreamOption,
     fail,
     http_address,
@@ -273,8 +275,8 @@ def replay(
     model: Annotated[str, typer.Option(help="Model of conversations that name none.", callback=model_name)] = "gpt-5",
     top: Annotated[int, typer.Option(help="Rows of conversations, the largest ones.", min=1)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every conversation.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.", metavar="FILE")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE")] = None,
+    html: HtmlOption = None,
+    plot: PlotOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Show what Ullage would have done with past conversations.
@@ -286,7 +288,7 @@ def replay(
     settings = settings_of(config, overrides_of(window=window))
     sessions, broken = _read_sessions(path)
     from proxy.cli.html_report import replay_page
-    from proxy.cli.replay_output import CannotPlot, draw_replays, replay_all, replays_as_json, show_replays
+    from proxy.cli.replay_output import draw_replays, replay_all, replays_as_json, show_replays
 
     replays = replay_all(settings, sessions, model)
     if as_json:
@@ -298,10 +300,7 @@ def replay(
     if html is not None:
         _write_file(html, lambda: html.write_text(replay_page(replays), "utf-8"))
     if plot is not None:
-        try:
-            _write_file(plot, lambda: draw_replays(replays, plot))
-        except CannotPlot as error:
-            fail(REFUSED, f"{plot}: {error}")
+        _write_file(plot, lambda: draw_replays(replays, plot))
 
 
 def _write_file(file: Path, write: Callable[[], object]) -> None:
@@ -342,7 +341,7 @@ def fit(
         str | None, typer.Option(help="Treat it as a request for this model.", callback=model_name)
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show where the tokens are and what was done.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write that to open in a browser.", metavar="FILE")] = None,
+    html: HtmlOption = None,
 ) -> None:
     """Print what would go upstream for a request.
 

@@ -5,6 +5,7 @@ Imports nothing heavy: ``ullage --help`` and the container's health check do wit
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -58,6 +59,28 @@ def http_address(value: str | None) -> str | None:
     return value
 
 
+def writable_file(value: Path | None) -> Path | None:
+    """Return *value*, a file to write at the end; end the process now if it cannot be written."""
+    if value is None or (value.exists() and not value.is_file() and not value.is_dir()):
+        return value  # what reads a pipe would take this for the end
+    is_new = not value.exists()
+    try:
+        with value.open("ab"):
+            pass
+        if is_new:
+            value.unlink()
+    except OSError as error:
+        fail(MISUSED, f"{value}: cannot be written: {error.strerror}.")
+    return value
+
+
+def picture_file(value: Path | None) -> Path | None:
+    """Return *value*, a picture to draw at the end; end the process now if it cannot be drawn or written."""
+    if value is not None and importlib.util.find_spec("matplotlib") is None:
+        fail(REFUSED, f"{value}: drawing needs matplotlib: pip install 'ullage[plot]'")
+    return writable_file(value)
+
+
 ConfigOption = Annotated[Path | None, typer.Option(help="YAML file; see `ullage check`.", metavar="FILE")]
 UpstreamOption = Annotated[str | None, typer.Option(help="The only upstream: http(s)://host/v1.", metavar="URL")]
 AddressOption = Annotated[
@@ -68,7 +91,13 @@ ModelOption = Annotated[str | None, typer.Option(help="The model that it request
 KeyOption = Annotated[
     str | None, typer.Option(help="Environment variable that holds the key.", metavar="NAME", callback=variable_name)
 ]
-"""Options of several commands."""
+HtmlOption = Annotated[
+    Path | None, typer.Option(help="Write a report to open in a browser.", metavar="FILE", callback=writable_file)
+]
+PlotOption = Annotated[
+    Path | None, typer.Option(help="Draw pressure over time into this PNG.", metavar="FILE", callback=picture_file)
+]
+"""Options of several commands, and files that they write at their end."""
 
 
 def overrides_of(upstream: str | None = None, window: int | None = None, model: str = "*") -> Overrides:

@@ -214,14 +214,10 @@ def dollars(amount: float | None) -> str:
     return f"${amount:,.2f}"
 
 
-class CannotPlot(Exception):
-    """The library that draws is not installed; the text says what to do."""
-
-
 def draw_replays(replays: Sequence[Replay], file: Path) -> None:
     """Write a PNG of the pressure of each conversation, request by request, with compactions marked.
 
-    Raises ``CannotPlot`` without matplotlib, and ``OSError`` if the file cannot be written.
+    Raises ``ImportError`` without matplotlib, and ``OSError`` if the file cannot be written.
     """
     drawn = [replay for replay in by_size(replays) if replay.requests][:MAX_PANELS]
     columns = min(2, max(1, len(drawn)))
@@ -234,11 +230,8 @@ def draw_replays(replays: Sequence[Replay], file: Path) -> None:
 
 
 def _figure(columns: int, rows: int) -> Any:
-    try:
-        # Imported here only: it is an extra, takes a second to import, and nothing else needs it.
-        module = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise CannotPlot("drawing needs matplotlib: pip install 'ullage[plot]'") from error
+    # Imported here only: it is an extra, takes a second to import, and nothing else needs it.
+    module = importlib.import_module("matplotlib.figure")
     return module.Figure(figsize=(7.0 * columns, 3.2 * rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,18 @@ import typer
 from typer.testing import CliRunner
 
 from proxy.cli import app
-from proxy.cli.options import MISUSED, REFUSED, fail, http_address, model_name, overrides_of, settings_of, variable_name
+from proxy.cli.options import (
+    MISUSED,
+    REFUSED,
+    fail,
+    http_address,
+    model_name,
+    overrides_of,
+    picture_file,
+    settings_of,
+    variable_name,
+    writable_file,
+)
 
 
 def test_an_upstream_replaces_the_files_list_and_a_window_is_added(tmp_path: Path) -> None:
@@ -80,3 +92,38 @@ def test_right_values_stay() -> None:
     assert variable_name("_MY_KEY2") == "_MY_KEY2"
     assert http_address("https://[::1]:8484/prefix/v1") == "https://[::1]:8484/prefix/v1"
     assert model_name(None) is variable_name(None) is http_address(None) is None
+
+
+@pytest.mark.parametrize("command", ["replay", "fit"])
+@pytest.mark.parametrize("at", ["no/page.html", "."])
+def test_a_file_that_cannot_be_written_ends_the_command_before_its_work(
+    tmp_path: Path, command: str, at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The path of the conversations is not even looked at."""
+    ran = CliRunner().invoke(app, [command, str(tmp_path / "missing"), "--html", str(tmp_path / at)])
+    assert ran.exit_code == MISUSED
+    assert f"{tmp_path / at}: cannot be written" in ran.stderr
+    assert "missing" not in ran.stderr
+
+
+def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
+    """Neither is an old one emptied nor a new one left behind by the check."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("page")
+    assert (writable_file(old), writable_file(new), writable_file(None)) == (old, new, None)
+    assert (old.read_text(), new.exists()) == ("page", False)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert writable_file(pipe) == pipe
+
+
+def test_a_picture_needs_its_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without matplotlib the error says what to install before hours of conversations are planned; no file is left."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(typer.Exit) as ended:
+        picture_file(tmp_path / "p.png")
+    assert ended.value.exit_code == REFUSED
+    assert "pip install 'ullage[plot]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

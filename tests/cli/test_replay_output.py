@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import re
@@ -17,7 +16,6 @@ from proxy.cli.replay_output import (
     COLUMNS,
     LONG_JOB,
     MAX_PANELS,
-    CannotPlot,
     advice_lines,
     dollars,
     draw_replays,
@@ -204,18 +202,3 @@ def test_a_picture_is_drawn(count: int, tmp_path: Path) -> None:
     replays = [Replay(f"s{at}", "m", 1200, (*REQUESTS, REFUSED)) for at in range(count)]
     draw_replays([*replays, Replay("none", "m", None, (), problem="unknown")], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without matplotlib the error says what to install, and no file is left."""
-    whole = importlib.import_module
-
-    def without(name: str) -> object:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return whole(name)
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(CannotPlot, match=r"ullage\[plot\]"):
-        draw_replays([], tmp_path / "p.png")
-    assert not (tmp_path / "p.png").exists()

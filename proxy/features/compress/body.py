@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.core.apis.json_scan import members as members_in
+from proxy.core.apis.json_scan import reject_duplicates
 from proxy.core.apis.json_steps import UNREADABLE, decode
 from proxy.core.apis.shape import shape_of
 from proxy.core.errors import InvalidRequest
@@ -64,11 +65,14 @@ class UnusableBody(InvalidRequest):
 def read_body(body: bytes) -> ViewRequest:
     """Return the request in *body*. Raises ``UnusableBody``."""
     try:
+        reject_duplicates(members_in(body.decode()))
         members = _members_of(body)
         options: dict[str, Any] = {name: msgspec.json.decode(members.pop(name)) for name in OPTIONS if name in members}
         shape = shape_of(_significant(members))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableBody(f"The body is no JSON object: {error}.") from error
+    except InvalidRequest as error:
+        raise UnusableBody(error.message) from error
     api = options.get("api", shape)
     if api not in APIS:
         raise UnusableBody("Send messages (Chat Completions or Messages) or input (Responses): a list of items.")

@@ -63,6 +63,14 @@ def test_what_cannot_be_read_is_refused_in_the_shape_of_its_api(body: bytes, api
     assert refused.value.api == api
 
 
+@pytest.mark.parametrize("name", ["model", "messages", "mod\\u0065l"])
+def test_an_important_member_twice_is_refused(name: str) -> None:
+    """One rule for every route: parsers disagree on which one counts."""
+    twice = b'{"model": "a", "messages": [], "%s": "b"}' % name.encode()
+    with pytest.raises(UnusableBody, match="more than once"):
+        read_body(twice)
+
+
 def test_the_answer_has_the_view_and_the_figures() -> None:
     """Figures have the names that gateways read, and the ratio of a request without tokens is 1."""
     report = Report("r", "compress", outcome="compacted", stages=("fold",), tokens_before=100, tokens_after=25)
