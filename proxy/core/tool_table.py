@@ -177,6 +177,8 @@ class ToolMap:
         self._range_keys = frozenset((*keys.first, *keys.count, *keys.last))
         self._target_keys = frozenset((*keys.path, *keys.pair))
         self._narrowing_keys = frozenset(keys.narrows)
+        self._plain_keys = self._target_keys - self._range_keys - self._narrowing_keys
+        self._many_keys = frozenset(keys.many)
 
     def find(self, name: str) -> Tool:
         """Return the tool *name*: exactly, without its server's prefix, in any case, by a glob; else an unknown one."""
@@ -247,13 +249,16 @@ class ToolMap:
         if isinstance(values, dict):
             keys = tool.path or self._keys.path
             paths += _texts(values, keys)
-            paths += _listed_paths(values, self._keys.many, keys)
+            if not self._many_keys.isdisjoint(values):
+                paths += _listed_paths(values, self._keys.many, keys)
         return paths
 
     def _range(self, tool: Tool, values: Any) -> tuple[int, int]:
         """Return the first and last line, counted from one; last 0 for the end, first 0 if the range is not known."""
         keys = self._keys
-        if not isinstance(values, dict) or self._has_unknown_limit(tool, values):
+        if not isinstance(values, dict):
+            return UNKNOWN_RANGE
+        if not self._plain_keys.issuperset(values) and self._has_unknown_limit(tool, values):
             return UNKNOWN_RANGE
         for key in keys.pair:
             if values.get(key):

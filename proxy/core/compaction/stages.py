@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from msgspec import structs
 
@@ -190,7 +190,7 @@ class Stages:
         cuts = self._layout.cuts
         first, end = bisect_right(cuts, base.cut), bisect_left(cuts, boundary)
 
-        folded = partial(self._folded, boundary, self._budget.affordable(limit), base, levels.extra, bare)
+        folded = cache(partial(self._folded, boundary, self._budget.affordable(limit), base, levels.extra, bare))
         newest = self._newest_round(first, end)
         if first <= newest < end - 1:
             most = levels.high
