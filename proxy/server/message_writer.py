@@ -9,14 +9,18 @@ import msgspec
 
 from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.apis.sse import EventCutter, data_of
-from proxy.core.errors import Overloaded, UpstreamUnreachable
+from proxy.core.errors import Overloaded, UpstreamUnreachable, error_body
 from proxy.server.config import Limits
 from proxy.server.incoming import IncomingRequest
-from proxy.server.response import ResponseWriter
+from proxy.server.response import ResponseWriter, StreamBroken
 from proxy.server.websocket import TEXT, frame
 
 _STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.output_item.done"')
 """Types of the events with items of an answer."""
+
+
+_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""Types of the events that end an answer. https://platform.openai.com/docs/api-reference/responses-streaming"""
 
 
 class _Error(msgspec.Struct):
@@ -49,7 +53,8 @@ class MessageWriter(ResponseWriter):
     """
 
     __slots__ = (
-        *("_body", "_count", "_cutter", "_is_stored", "_is_stream", "_most", "_report_fault", "_size"),
+        *("_body", "_count", "_cutter", "_is_over", "_is_stored", "_is_stream", "_last", "_most", "_report_fault"),
+        "_size",
         *("name", "output"),
     )
 
@@ -68,6 +73,8 @@ class MessageWriter(ResponseWriter):
         self._most = limits.body
         self._cutter = EventCutter()
         self._is_stream = False
+        self._is_over = False
+        self._last = b""
         self._body = bytearray()
         self.name = ""
         self.output: list[msgspec.Raw] = []
@@ -108,6 +115,9 @@ class MessageWriter(ResponseWriter):
         self._ended = True
         if self._is_stream:
             self._write_event(self._cutter.flush())
+            if not self._is_over and _type_of(self._last) not in _LAST:
+                # The end of a stream tells an HTTP client that it was cut. A socket stays open and shows nothing.
+                self.send(error_message(StreamBroken.status, error_body(StreamBroken(), "responses")))
         else:
             self.send(self._whole())
 
@@ -128,6 +138,7 @@ class MessageWriter(ResponseWriter):
         data = data_of(event).strip()
         if not data or data == b"[DONE]":
             return
+        self._last = data
         self._note(data)
         self.send(data)
 
@@ -168,10 +179,19 @@ class MessageWriter(ResponseWriter):
             self.output += copied([event.item])
             self._size += len(event.item)
         elif event.response is not None and event.type in ("response.completed", "response.incomplete"):
+            self._is_over = True
             self.name = event.response.id
             self.output = copied(event.response.output) or self.output
             self._size = sum(map(len, self.output))
         self._count(self._size)
+
+
+def _type_of(data: bytes) -> str:
+    """Return the type of the event *data*; empty if it cannot be read."""
+    try:
+        return _event.decode(data).type
+    except UNREADABLE:
+        return ""
 
 
 def copied(items: list[msgspec.Raw]) -> list[msgspec.Raw]:

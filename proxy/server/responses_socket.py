@@ -52,6 +52,7 @@ from aiohttp.http import WebSocketError, WebSocketReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from msgspec import structs
 
+from proxy.core.apis.json_scan import members, reject_duplicates
 from proxy.core.apis.json_steps import UNREADABLE
 from proxy.core.errors import InvalidRequest, Overloaded, UllageError, error_body
 from proxy.server.access import Caller
@@ -299,16 +300,16 @@ class ResponsesSocket:
 
     def _body_of(self, data: bytes, message: Message, items: list[msgspec.Raw]) -> bytes:
         """Return the body of the equivalent POST. Members that are not the protocol's own pass byte for byte."""
-        members = _members.decode(data)
+        fields = _members.decode(data)
         for name in ("type", "generate", "background"):
-            members.pop(name, None)
+            fields.pop(name, None)
         if self._continues(message):
-            del members["previous_response_id"]
+            del fields["previous_response_id"]
             if self._conversation.before:
-                members["previous_response_id"] = msgspec.Raw(msgspec.json.encode(self._conversation.before))
-        members["stream"] = msgspec.Raw(b"true")
-        members["input"] = msgspec.Raw(b"[" + b",".join(map(bytes, items)) + b"]")
-        return msgspec.json.encode(members)
+                fields["previous_response_id"] = msgspec.Raw(msgspec.json.encode(self._conversation.before))
+        fields["stream"] = msgspec.Raw(b"true")
+        fields["input"] = msgspec.Raw(b"[" + b",".join(map(bytes, items)) + b"]")
+        return msgspec.json.encode(fields)
 
     def _warm_up(self, out: MessageWriter, message: Message, items: list[msgspec.Raw]) -> None:
         """Store the input of a request that wants no answer yet, and send the id of an empty response to it."""
@@ -349,6 +350,7 @@ def _read(data: bytes) -> Message:
     """Return the message *data*. Raises ``InvalidRequest``."""
     try:
         message = _message.decode(data)
+        reject_duplicates(members(data.decode()))  # the body is written anew from members, each of them once
     except UNREADABLE as error:
         raise InvalidRequest(f"The message is no response.create: {error}.") from None
     if message.type != "response.create":

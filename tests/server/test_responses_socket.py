@@ -17,12 +17,13 @@ KEY = {"Authorization": "Bearer sk-mine", "x-ullage-project": "p"}
 
 
 def events(name, *output, last="response.completed"):
-    """A stream of one response with these items of output."""
+    """A stream of one response with these items of output; without *last* it ends before the response."""
     objects = [{"type": "response.created", "response": {"id": name, "output": []}}]
     objects += [
         {"type": "response.output_item.done", "output_index": at, "item": item} for at, item in enumerate(output)
     ]
-    objects.append({"type": last, "response": {"id": name, "output": output, "usage": {"input_tokens": 5}}})
+    if last:
+        objects.append({"type": last, "response": {"id": name, "output": output, "usage": {"input_tokens": 5}}})
     body = b"".join(b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json.dumps(one).encode()) for one in objects)
     return raw_answer(body, "Content-Type: text/event-stream")
 
@@ -58,7 +59,7 @@ async def turn(socket, **members):
     """Send one message and return the messages of its answer."""
     await socket.send_str(json.dumps({"type": "response.create", **members}))
     got = []
-    while not got or got[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
+    while not got or got[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed", "error"):
         got.append(await asyncio.wait_for(socket.receive_json(), 60))
     return got
 
@@ -100,6 +101,29 @@ async def test_a_socket_is_managed_however_its_path_is_spelled(path):
         at.stage.script = answers(events("r1", text("1")))
         assert (await turn(socket, model="m", input=[]))[-1]["type"] == "response.completed"
         assert [request.api for request in at.engine.seen] == ["responses"]
+
+
+@pytest.mark.parametrize("output", [(), (text("1"),)])
+async def test_a_stream_that_ends_too_early_is_an_error(output):
+    """The end of a stream shows an HTTP client that it was cut; on a socket a message has to."""
+    async with running_server() as at, connected(at) as socket:
+        at.stage.script = answers(events("r1", *output, last=""), events("r2", last="response.failed"), events("r3"))
+        assert (await turn(socket, model="m", input=[]))[-1]["error"]["code"] == "upstream_stream_error"
+        assert [one["type"] for one in await turn(socket, model="m", input=[])] == [
+            "response.created",
+            "response.failed",
+        ]
+        assert (await turn(socket, model="m", input=[]))[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("name", ["model", "input"])
+async def test_a_member_twice_is_refused(name):
+    """As in a body: parsers disagree on which one counts."""
+    async with running_server() as at, connected(at) as socket:
+        message = '{"type": "response.create", "model": "m", "input": [], "NAME": "x"}'
+        await socket.send_str(message.replace("NAME", name))
+        got = await asyncio.wait_for(socket.receive_json(), 60)
+        assert (got["type"], got["status"], at.stage.heard) == ("error", 400, [])
 
 
 async def test_a_warm_up_is_stored_and_not_sent():
