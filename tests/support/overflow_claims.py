@@ -84,6 +84,12 @@ Before it was looked at, it gave 24 of 28 and 6 of 65 (none of the composed ones
 the rules before ``twenty-first`` 24, 10 and 4. 23 of 27 and 6 of 60 do not resemble a known row. One word was added
 for it.
 
+``twenty-fourth`` was composed and collected by kind (40 overflows, 61 look-alikes) before the rules were read again,
+``twenty-fifth`` is what 28 strings chosen before found in sources then (34 and 73). First scored, they gave 38 of 40
+and 2 of 61, 33 of 34 and 12 of 73; without what resembles a known row 33 of 35 and 2 of 53, 27 of 28 and 12 of 68. Then
+files by their tokens, lists that no conversation is sent in, and codes in other languages became evidence: 35 of 35
+and 1 of 53, 27 of 28 and 8 of 68. ``twenty-sixth``, composed by kind after that, gave 27 of 30 and 0 of 42.
+
 One row of ``fourth`` (MiniMax, 1039) was an overflow until then. MiniMax's documents call that code a limit of tokens a
 minute.
 
@@ -128,6 +134,9 @@ HALVES = (
     "twenty-first",
     "twenty-second",
     "twenty-third",
+    "twenty-fourth",
+    "twenty-fifth",
+    "twenty-sixth",
 )
 CIRCUMSTANCES = ("unknown window", "table says 5 x", "stated 2 x", "stated 12 x")
 """What is believed of the window, as a multiple of the request."""

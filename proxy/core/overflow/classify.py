@@ -88,6 +88,12 @@ _TOO_LONG = frozenset({"input", "input_plus_output", "payload"})
 _CONTENT = re.compile(
     r"(?:^|[.\]])(?:messages?|input|system|contents?|prompt|instructions|text|output|content-length)(?:[.\[\]\d]*)$"
 )
+_INDEXED = re.compile(r"(\w+)(?:\[\d|\.\d)")
+"""A list in the path of a member: the first one says whether it is a part of the conversation ("nodes[3].text")."""
+
+_LISTS = ("message", "input", "content", "prompt", "system", "conversation", "history", "turn", "request", "instance")
+"""Beginnings of the names of lists that a conversation is sent in."""
+
 _CODE = re.compile(r"\b(?:[A-Za-z]{1,30}(?:_[A-Za-z]{1,30}){1,6}|(?:[A-Z][a-z]{1,30}){2,8})\b")
 
 
@@ -176,7 +182,10 @@ class Classifier:
         readings = [reading for text in parts.texts if (reading := self._read_text(text))]
         code, name = self._meaning_of_codes(parts.codes)
         in_members = assign_roles(self._by_role(parts.members))
-        chosen = _with_code(_best_reading(readings, in_members), code, name) or _by_status(status, parts)
+        chosen = _best_reading(readings, in_members)
+        if code == "other" and chosen and chosen.strong and code_name(name) not in self._rules.codes:
+            code = None  # words about the window outweigh those of a code, which may be in a language of its own
+        chosen = _with_code(chosen, code, name) or _by_status(status, parts)
         if chosen is None or chosen.means == "other":
             return None
         chosen = replace(chosen, stated=tuple(figure for reading in readings for figure in reading.stated))
@@ -195,7 +204,6 @@ class Classifier:
         reading = self._read_row(text, row, sentences)
         if reading is None:
             return None
-        names_media = any(map(complains_of_media, sentences))
         about_output = is_about_output(row)
         if about_output and reading.means == "input" and not reading.strong:
             reading = replace(reading, means="output_cap")
@@ -204,7 +212,7 @@ class Classifier:
             names_input=row.mentions("input"),
             names_window=row.mentions("window", "cap", "context"),
             names_tokens=row.mentions("tokens"),
-            names_media=names_media,
+            names_media=complains_of_media(row),
             about_output=about_output,
             stated=tuple(row.figures.values()),
             size=stated_size(text),
@@ -378,9 +386,15 @@ def _is_elsewhere(chosen: _Reading, member: str) -> bool:
     # without a member, too. FastAPI, "loc": ["body", "messages", 0, "content"]: "String should have at most 100000
     # characters" is not.
     if chosen.rule == _FIELD:
-        return not _CONTENT.search(member)
+        return not _is_content(member)
     # OpenAI, "param": "logit_bias": "Invalid 'logit_bias': too many tokens. Expected at most 300 tokens, got 512."
-    return chosen.means in ("input", "payload") and bool(member) and not _CONTENT.search(member)
+    return chosen.means in ("input", "payload") and bool(member) and not _is_content(member)
+
+
+def _is_content(member: str) -> bool:
+    """True if *member*, a name or a path, is a part of the conversation."""
+    listed = _INDEXED.search(member)
+    return bool(_CONTENT.search(member)) and (listed is None or listed[1].lower().startswith(_LISTS))
 
 
 def _by_status(status: int, parts: ErrorParts) -> _Reading | None:

@@ -37,17 +37,18 @@ NAMING = frozenset(
 _EVENT_ERRORS = frozenset({":exception-type", ":error-code"})
 """Headers of a frame that reports an error in an AWS event stream: https://smithy.io/2.0/aws/amazon-eventstream.html"""
 
-_ERROR_MEMBERS = ("error_code", "error_msg", "errorCode", "errorMessage", "errcode", "errmsg")
+_ERROR_MEMBERS = ("error_code", "error_msg", "error_message", "errorCode", "errorMessage", "errcode", "errmsg")
 """Members that only errors have, of vendors that answer them with 200.
 
 Baidu: https://ai.baidu.com/ai-doc/WENXINWORKSHOP/tlmyncueh
 """
 
-_AT_FAULT = ("loc", "param", "field", "path")
-"""Members that name a member of the request: of FastAPI, OpenAI, GitHub, and express-validator.
+_AT_FAULT = ("loc", "param", "field", "path", "propertyName")
+"""Members that name a member of the request: of FastAPI, OpenAI, GitHub, express-validator, and FluentValidation.
 
 https://docs.github.com/en/rest/using-the-rest-api/troubleshooting-the-rest-api#validation-failed
 https://express-validator.github.io/docs/api/validation-result/#error-types
+https://docs.fluentvalidation.net/en/latest/error-codes.html
 """
 
 _MEMBER = re.compile(r"[^\s/]+\Z")
@@ -56,6 +57,7 @@ _SAYING = NAMING | {"message", "msg", "detail", "details", "description", "title
 
 _NAMED_MEMBER = re.compile(
     r"[\"'`]([a-z_]\w{0,60}(?:[.\[][\w.\[\]]{0,120})?)[\"'`]: (?:string|array) too (?:long|large)|#/(\w[\w/]{0,120})"
+    r"|\A([A-Za-z_]\w{0,60}\[\d{1,5}\][\w.\[\]]{0,120})(?=[\s:])"
 )
 _PYTHON = re.compile(r"[\[{]{1,2}'\w{1,40}':")
 _STRAY_ESCAPE = re.compile(r"(?:(?<=[^\\])|^)(?:\\\\)*\\(?=[^\\'\"\nabfnrtvxuUN0-7]|[4-7][0-7]{2})")
@@ -93,7 +95,7 @@ class ErrorParts:
             self.texts.append(text)
             self._room -= len(text)
         if not self.member_at_fault and (named := _NAMED_MEMBER.search(text)):
-            self.member_at_fault = (named[1] or named[2]).replace("/", ".")
+            self.member_at_fault = (named[1] or named[2] or named[3]).replace("/", ".")
 
 
 def parse_body(body: bytes) -> Any:

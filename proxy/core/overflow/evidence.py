@@ -336,8 +336,16 @@ def agrees(claim: Overflow, prior: Prior) -> bool:
 
 
 def states_size_of(claim: Overflow, prior: Prior) -> bool:
-    """True if the figures agree and include the size of this request: they are no quotation of another error."""
-    return agrees(claim, prior) and not (claim.prompt is None and claim.requested is None)
+    """True if the figures agree and include the size of this request, which the request itself does not state.
+
+    Then they are no quotation of another error.
+    """
+    size = claim.requested
+    if claim.prompt is not None:
+        size = claim.prompt
+    if size is None or not agrees(claim, prior):
+        return False
+    return not any(figure.encode() in prior.body for figure in (f"{size}", f"{size:,}"))
 
 
 def contradicts(claim: Overflow, prior: Prior) -> bool:

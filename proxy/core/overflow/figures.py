@@ -17,7 +17,7 @@ LEAST_SIZE = 512
 
 _SIZE = re.compile(
     r"(\d{1,15}(?:[.,]\d{1,3})*)(?:[ -]?(bytes?|[kmg]i?b(?:ytes)?|characters|chars|символ\w*|zeichen|caract[eè]r\w*)\b"
-    r"| ?个?(字符|文字|자(?![가-힣])))",
+    r"| ?个?(字(?![段节典])|文字|자(?![가-힣])))",
     re.IGNORECASE,
 )
 _SCALE = {"k": 10**3, "m": 10**6, "g": 10**9}

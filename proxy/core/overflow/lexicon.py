@@ -79,8 +79,9 @@ _PUNCTUATION = {
 _COUNTED = (" messages", " turns", " images", " items", " contents", " parts", " entries", " calls", " examples")
 """Words behind a number that does not count tokens."""
 
-_MEASURES = "件条條人名張张枚回次轮輪页頁行株秒分円元건명회장€$£¥₩₽"
-"""Measure words of Chinese, Japanese and Korean, and money, right behind a number that tokens are not counted with."""
+_MEASURES = "字件条條人名張张枚回次轮輪页頁行株秒分円元건명회장€$£¥₩₽"
+"""Characters, measure words of Chinese, Japanese and Korean, and money, right behind a number that tokens are not
+counted with."""
 
 _AFTER_SUBJECT = frozenset(NOTIONS[notion] for notion in ("over", "excess", "under", "length", "cap", "bytes"))
 """Notions before which the unknown beginning of a text without spaces is what is too big (备注超过最大长度)."""

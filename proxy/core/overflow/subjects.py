@@ -13,7 +13,10 @@ from proxy.core.overflow.lexicon import NOTIONS, Row, mentions
 SENTENCE = re.compile(r"[^.]+")
 """A sentence of a row."""
 
-_MEDIA_TOO_LARGE = re.compile(f"{NOTIONS['media']}[_faLnNS]{{0,6}}{NOTIONS['excess']}")
+_MEDIA_TOO_LARGE = re.compile(
+    "{media}[_faLnNS]{{0,6}}{excess}|{media}[_faLJ]{{0,4}}{figure}{tokens}[_fa]{{0,2}}{over}".format(**NOTIONS)
+)
+_MEDIA_TO_SHORTEN = re.compile("{shorten}[_fa]{{0,3}}{length}[_fa]{{0,3}}{media}".format(**NOTIONS))
 _FOREIGN = re.compile(r"[^\W\x00-\x7f]")
 _OWN_WINDOW = re.compile("(?<![{foreign}{elsewhere}])[{window}{cap}{context}]".format(**NOTIONS))
 _OWN_TOKENS = re.compile(f"(?<!{NOTIONS['foreign']}){NOTIONS['tokens']}")
@@ -87,7 +90,16 @@ def names_own_tokens(row: Row) -> bool:
     return _OWN_TOKENS.search(row.notions) is not None
 
 
-def complains_of_media(sentence: str) -> bool:
+def complains_of_media(row: Row) -> bool:
+    """True if *row* complains of an image or a file, or names nothing but one that is to be made smaller."""
+    if _MEDIA_TO_SHORTEN.search(row.notions) and not row.mentions(
+        "input", "talk", "tokens", "context", "window", "cap"
+    ):
+        return True
+    return any(_complains_of_media(sentence[0]) for sentence in SENTENCE.finditer(row.notions))
+
+
+def _complains_of_media(sentence: str) -> bool:
     """True if *sentence* complains of an image or a file, and not of a window."""
     if _MEDIA_TOO_LARGE.search(sentence):
         return True

@@ -136,6 +136,7 @@ def test_any_bytes_open(body: bytes) -> None:
         ({"Response": {"Error": {"Code": "x"}, "RequestId": "1"}}, True),
         ({"Response": {"RequestId": "1"}}, False),
         ({"error_code": 336103, "error_msg": "Prompt tokens too long", "id": "as-1"}, True),
+        ({"error_type": "context_length_exceeded", "error_message": "no"}, True),
         ({"code": 10907, "message": "x", "sid": "1"}, True),
         ({"code": 0, "message": "Success", "sid": "1"}, False),
         ({"code": 20015, "message": "x", "data": None}, True),

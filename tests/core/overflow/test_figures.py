@@ -60,6 +60,8 @@ def test_any_figures(stated: dict[str, list[int]]) -> None:
         ("4.5MB is the limit", 4_500_000),
         ("1.5 KiB", 1_500),
         ("2 GB", 2_000_000_000),
+        ("最多 4000 字", 4_000),
+        ("第 3 字段", None),
         ("8192 tokens, version 2.5", None),
         ("", None),
     ],

@@ -139,5 +139,18 @@ def test_what_rows_are_about() -> None:
     assert not names_own_tokens(row("too many lexer tokens"))
     assert is_about_tokens(row("9120 tokens"), beside_a_rate=False)
     assert not is_about_tokens(row("9120 tokens"), beside_a_rate=True)
-    assert complains_of_media(row("image is too large").notions)
-    assert not complains_of_media(row("image does not fit the context window").notions)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("image is too large", True),
+        ("the file content (33120 tokens) exceeds the token limit (8000 tokens)", True),
+        ("Payload too large. Please reduce the size of your attachments.", True),
+        ("Please reduce the size of the files or start a new chat; this conversation is too long", False),
+        ("image does not fit the context window", False),
+    ],
+)
+def test_complaints_of_media(text: str, expected: bool) -> None:
+    """What is too large is a file, or nothing but a file is to be made smaller."""
+    assert complains_of_media(row(text)) is expected
