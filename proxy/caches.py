@@ -55,13 +55,14 @@ class SizedCache(LRUCache[K, V]):
         except OverflowError:
             return  # this value alone is above the limit
 
-    def update(self, iterable: Any, *args: Any, **kwargs: Any) -> None:
+    def update(self, iterable: Any, *_: Any, **__: Any) -> None:
         """Store all that is in the mapping *iterable*, but for values that alone are above the limit."""
-        try:
-            super().update(iterable, *args, **kwargs)
-        except OverflowError:
-            for key, value in iterable.items():
-                self[key] = value
+        # One after the other: the class itself would hold its lock for all of them, and the event loop waits for that.
+        for key, value in iterable.items():
+            try:
+                self.insert(key, value)
+            except OverflowError:
+                continue
 
 
 def items() -> SizedCache[bytes, Item]:

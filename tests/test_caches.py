@@ -150,6 +150,23 @@ async def test_items_are_reckoned_by_what_a_client_put_into_them(
     assert taken / 3 < by_items < 4 * taken
 
 
+def test_a_memory_is_read_while_many_values_are_stored() -> None:
+    """One that stores the items of a large body at once does not hold up the others between two of them."""
+    waits: list[bool] = []
+
+    def size(key: str, value: int) -> int:
+        if key == "b":
+            reader = threading.Thread(target=lambda: memory.get("a"), daemon=True)
+            reader.start()
+            reader.join(60)
+            waits.append(reader.is_alive())
+        return value
+
+    memory: SizedCache[str, int] = SizedCache(10, size)
+    memory.update({"a": 1, "b": 1})
+    assert waits == [False]
+
+
 def test_threads_may_share_a_memory() -> None:
     """What threads write and read at once neither breaks it nor grows it beyond its limit."""
     memory: LRUCache[int, int] = LRUCache(50)
