@@ -50,7 +50,7 @@ def test_what_is_too_large_is_not_kept() -> None:
 
 
 async def _read(reader: Reader, api_format: ApiFormat, body: bytes) -> None:
-    reading = await reader.read(api_format, "o200k_base", TENANT, reader.locate(api_format, TENANT, body))
+    reading = await reader.read(reader.locate(api_format, TENANT, body), "o200k_base")
     reading.layout()
     reading.prefix_hashes(b"k" * 32, "")
     reader.read_facts(api_format, reading, {})

@@ -145,7 +145,7 @@ async def _counted(view: CountedView, report: Report, error: UllageError | None,
 
     async def count(body: bytes) -> CountedBody:
         located = await reader.located(api_format, TENANT, body)
-        return await reader.read(api_format, route.encoding, TENANT, located, route.model)
+        return await reader.read(located, route.encoding, route.model)
 
     client_body, view_body = await count(measured.parsed.body), await count(view.body)
     return Fitted(view, report, error, measured, client_body, view_body, policy_of(settings))

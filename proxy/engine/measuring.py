@@ -120,10 +120,9 @@ class Measurer:
         """As ``located``, without a thread."""
         return self._reader.locate(API_FORMATS[request.api], request.tenant, request.body)
 
-    async def tokens_of(self, request: Request, located: LocatedBody, route: Route) -> int:
+    async def tokens_of(self, located: LocatedBody, route: Route) -> int:
         """Return the tokens of the request as the client sent it, by our own count."""
-        api_format, tenant = API_FORMATS[request.api], request.tenant
-        counted = await self._reader.read(api_format, route.encoding, tenant, located, route.model)
+        counted = await self._reader.read(located, route.encoding, route.model)
         return counted.counts.total
 
     async def count(
@@ -142,7 +141,7 @@ class Measurer:
         self, request: Request, located: LocatedBody, known: KnownRoute, window: int, target: CompactionTarget | None
     ) -> MeasuredRequest:
         route, api_format = known.route, API_FORMATS[request.api]
-        reading = self._reader.count_body(api_format, route.encoding, request.tenant, located, route.model)
+        reading = self._reader.count_body(located, route.encoding, route.model)
         policy, token_ratio, counts = self.policy, known.token_ratio, reading.counts
         envelope, requested = reading.envelope, reading.envelope.requested_output
         client_compaction = request.client_compaction or _client_compaction(reading)

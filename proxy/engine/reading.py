@@ -146,8 +146,10 @@ class CachedPrefix(Prefix):
 
 
 class LocatedBody(msgspec.Struct, frozen=True):
-    """A body whose items are located but not yet counted."""
+    """A body of one API and tenant whose items are located but not yet counted."""
 
+    api_format: ApiFormat
+    tenant: bytes
     body: bytes
     scan: Scan
     envelope: Envelope
@@ -237,14 +239,11 @@ class Reader:
         if around is None:
             around = CachedEnvelope(read_envelope(utf8_text(raw), api_format.OUTPUT_FIGURES))
             self._envelopes[name] = around
-        return LocatedBody(body, scanned, around.envelope, around, prefix, hasher)
+        return LocatedBody(api_format, tenant, body, scanned, around.envelope, around, prefix, hasher)
 
-    async def read(
-        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
-    ) -> CountedBody:
+    async def read(self, located: LocatedBody, encoding: str, model: str = "") -> CountedBody:
         """As ``count_body``, on a thread if much of the body is new."""
-        size = self.new_size(located, encoding, model)
-        return await offload(size, self.count_body, api_format, encoding, tenant, located, model)
+        return await offload(self.new_size(located, encoding, model), self.count_body, located, encoding, model)
 
     def new_size(self, located: LocatedBody, encoding: str, model: str) -> int:
         """Return the size of the uncounted part for ``offload``; ``LARGE`` if a vocabulary has to be loaded first."""
@@ -255,14 +254,13 @@ class Reader:
             return load_of(len(located.body), len(located.scan.spans))
         return load_of(len(located.body) - prefix.border, len(located.scan.spans) - len(prefix.items))
 
-    def count_body(
-        self, api_format: ApiFormat, encoding: str, tenant: bytes, located: LocatedBody, model: str = ""
-    ) -> CountedBody:
+    def count_body(self, located: LocatedBody, encoding: str, model: str = "") -> CountedBody:
         """Count a located body in *encoding*, with media and tools priced as *model* prices them.
 
         Raises ``InvalidRequest`` if an item is not valid.
         """
-        prefix, spans, measure = located.cached_prefix, located.scan.spans, _measure(encoding, model)
+        api_format, tenant, measure = located.api_format, located.tenant, _measure(encoding, model)
+        prefix, spans = located.cached_prefix, located.scan.spans
         if prefix is not None and prefix.counted_by != measure:
             prefix = None  # it was counted in another way
         earlier: tuple[Item, ...] = ()
@@ -279,7 +277,7 @@ class Reader:
             short = count.short  # too many to keep: only the views of this body use them
         items = earlier + new
         if any(item.written_result for item in new):
-            items = join_written_results(items, len(earlier), partial(self._calls_written_in, api_format, located))
+            items = join_written_results(items, len(earlier), partial(self._calls_written_in, located))
         roles = add_up(items, roles)
         around = located.cached_envelope.counted
         if around is None or around.counted_by != measure:
@@ -294,9 +292,9 @@ class Reader:
         count = replace(count, again_from=RECOUNTED, short=short)
         return CountedBody(located.body, located.scan, items, located.envelope, counts, cached, scope, count)
 
-    def _calls_written_in(self, api_format: ApiFormat, located: LocatedBody, index: int) -> WrittenCalls:
+    def _calls_written_in(self, located: LocatedBody, index: int) -> WrittenCalls:
         """Return the calls that the item at *index* has in its text."""
-        text = api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
+        text = located.api_format.read_item_text(located.body[slice(*located.scan.spans[index])]).text
         return find_written_calls(text, self.tools.text_format, self.tools.call)
 
     def _count_members(self, envelope: Envelope, measure: str, scope: int, encoding: str, model: str) -> CountedMembers:

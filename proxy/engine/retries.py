@@ -156,7 +156,7 @@ class Retries:
         """Return the tokens of *view* by our own count; an uncounted view is counted now."""
         if view.tokens is not None:
             return view.tokens
-        return await self._measurer.tokens_of(view.request, located, view.known.route)
+        return await self._measurer.tokens_of(located, view.known.route)
 
     async def _with_less_output(self, view: View, overflow: Overflow) -> View | None:
         """Return *view* with its output figure lowered to the limit of *overflow*; None if that is not lower."""

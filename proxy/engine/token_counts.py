@@ -72,5 +72,5 @@ class CountTokens:
         """Return the tokens of the body of *view* by our own count, converted to the provider's."""
         counted = structs.replace(view.request, body=view.body)
         route = view.known.route
-        tokens = await self._measurer.tokens_of(counted, await self._measurer.located(counted), route)
+        tokens = await self._measurer.tokens_of(await self._measurer.located(counted), route)
         return int(tokens * self._learned.get_cached(route, counted.tenant).calibration.factor)

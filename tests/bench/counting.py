@@ -72,7 +72,7 @@ def body(told: list[dict[str, Any]]) -> bytes:
 
 async def read(own: Reader, data: bytes) -> CountedBody:
     """One reading."""
-    return await own.read(chat, ENCODING, TENANT, own.locate(chat, TENANT, data), MODEL)
+    return await own.read(own.locate(chat, TENANT, data), ENCODING, MODEL)
 
 
 async def time_one(tokenizers: Tokenizers, data: bytes, before: bytes, rounds: int) -> tuple[float, float, int]:

@@ -70,7 +70,7 @@ class ReaderWithCaches:
 
     async def read(self, body: bytes, tenant: bytes = ANN, encoding: str = "narrow", model: str = "") -> CountedBody:
         """The reading of *body*, its structure and links computed as the engine does."""
-        reading = await self.reader.read(chat, encoding, tenant, self.reader.locate(chat, tenant, body), model)
+        reading = await self.reader.read(self.reader.locate(chat, tenant, body), encoding, model)
         reading.layout()
         reading.prefix_hashes(KEY + tenant, "")
         return reading
@@ -79,7 +79,7 @@ class ReaderWithCaches:
 def view_count(caching: ReaderWithCaches, encoding: str, tenant: bytes) -> Meter:
     """The counter for the texts of a tenant's views."""
     located = caching.reader.locate(chat, tenant, whole([]))
-    return caching.reader.count_body(chat, encoding, tenant, located).count
+    return caching.reader.count_body(located, encoding).count
 
 
 def facts(reading: CountedBody, tenant: bytes = ANN) -> tuple[object, ...]:

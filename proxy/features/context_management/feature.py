@@ -70,7 +70,7 @@ class ContextManagement(Feature):
         if route.upstream not in self._edited_upstreams or MEMBER not in envelope.fields:
             return request
         edits = read_edits(parse(envelope.value(MEMBER)))
-        reading = await self._reader.read(messages, route.encoding, request.tenant, located, route.model)
+        reading = await self._reader.read(located, route.encoding, route.model)
         body = await offload(len(reading.body), _edited_body, reading, edits)
         options = structs.replace(request.options, window=_window(request, envelope, edits))
         return structs.replace(request, body=body, options=options)
