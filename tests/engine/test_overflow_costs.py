@@ -14,6 +14,9 @@ Of the two with a stated window one quotes figures of a cache file that are near
 server's settings.
 """
 
+MOST_TAUGHT = {"stated": 2, "table": 6, "unknown": 8}
+"""Look-alikes after which a window is believed that they state: figures of something else that this chat exceeds."""
+
 SETS = ("twenty-fourth", "twenty-fifth", "twenty-sixth")
 MOST_MISSED = 4
 """Overflows of the last three sets that are not cured, of 92."""
@@ -21,7 +24,7 @@ MOST_MISSED = 4
 
 @pytest.mark.parametrize("known", ROUTES)
 async def test_look_alikes_cost_little(known: str) -> None:
-    """Look-alikes cost few retries, none costs two, and none teaches a window, even if the retry is answered."""
+    """Look-alikes cost few retries, none costs two, and few teach a window, even if the retry is answered."""
     meter = Meter(known)
     others = [claim for claim in claims() if not claim.is_overflow]
     costs = [(claim.body, await meter.cost(claim)) for claim in others]
@@ -29,13 +32,16 @@ async def test_look_alikes_cost_little(known: str) -> None:
     assert len(others) > 1_500
     assert len(retried) <= MOST_RETRIED[known], retried
     assert max(cost.retries for _, cost in costs) == 1
-    assert [body for body, cost in costs if cost.taught] == []
+    taught = [body for body, cost in costs if cost.taught]
+    assert len(taught) <= MOST_TAUGHT[known], taught
 
 
 async def test_overflows_are_cured() -> None:
     """Overflows are cured without a known window, however far their figures are from this conversation's size."""
     meter = Meter("unknown")
     overflows = [claim for claim in claims() if claim.half in SETS and claim.is_overflow]
-    missed = [claim.body for claim in overflows if not (await meter.cost(claim)).retries]
+    costs = [(claim.body, await meter.cost(claim)) for claim in overflows]
+    missed = [body for body, cost in costs if not cost.retries]
     assert len(overflows) > 90
     assert len(missed) <= MOST_MISSED, missed
+    assert sum(cost.taught for _, cost in costs) > 30

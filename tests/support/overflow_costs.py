@@ -1,7 +1,7 @@
 """What an error costs that an upstream answers once to an ordinary conversation, with the whole engine around it.
 
 The classifier's own scores hold an error against the request that it was written down with. Here every error meets the
-same conversation, of some 6,000 tokens, so an overflow's figures are far from it more often than not.
+same conversation, of some 7,400 tokens, so an overflow's figures are far from it more often than not.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import json
 from dataclasses import dataclass
 
 from proxy.core.models import Catalogue, ModelLimits, ModelRule
+from proxy.core.report import Usage
 from proxy.core.request import Options, Request
-from tests.support.engine_fixtures import Replica, chat_body
+from proxy.engine.learned_routes import load
+from proxy.engine.ports import Answer
+from tests.support.engine_fixtures import DictRecords, Replica, chat_body
 from tests.support.overflow_claims import OverflowClaim
 from tests.support.sample_conversations import chat_turn
 from tests.support.scripted_upstream import JSON, SSE, ScriptedReply, Switch, upstream_replying
@@ -26,6 +29,9 @@ ROUTES = {
     "unknown": Catalogue([ModelRule("*", "stub")], {}, "stub"),
 }
 """Catalogues by what they know of the model's window: a person states it, a published table does, or nothing does."""
+
+BYTES_PER_TOKEN = 5
+"""Bytes of the conversation for each token that its upstream reports, JSON included."""
 
 WORD = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}]}'
 
@@ -44,7 +50,8 @@ class Meter:
     def __init__(self, known: str) -> None:
         """*known* is a key of ``ROUTES``."""
         self._switch = Switch()
-        self._replica = Replica(upstream=self._switch, catalogue=ROUTES[known])
+        self._records = DictRecords()
+        self._replica = Replica(self._records, upstream=self._switch, catalogue=ROUTES[known])
         self._sent = 0
 
     async def cost(self, claim: OverflowClaim) -> Cost:
@@ -53,9 +60,16 @@ class Meter:
         tenant = self._sent.to_bytes(32)
         upstream = upstream_replying(_refusal(claim), ScriptedReply(200, [WORD], JSON))
         self._switch.upstream = upstream
-        await self._replica.engine.exchange(Request("chat", _body(claim), tenant, "r1", Options()))
-        taught = any(known == tenant for _, known in self._replica.book.routes)
-        return Cost(len(upstream.bodies) - 1, taught)
+        outcome = await self._replica.engine.exchange(Request("chat", _body(claim), tenant, "r1", Options()))
+        if isinstance(outcome, Answer) and outcome.reply.status == 200:
+            outcome.learn(Usage(input_tokens=len(upstream.bodies[-1]) // BYTES_PER_TOKEN))
+        return Cost(len(upstream.bodies) - 1, self._is_taught(tenant))
+
+    def _is_taught(self, tenant: bytes) -> bool:
+        """True if a window was learned for *tenant*; one refusal without a figure leaves none."""
+        learned = [load(value) for (owner, _), value in self._records.routes.items() if owner == tenant]
+        windows = [route.learned_window for route in learned if route is not None]
+        return any(window.stated is not None or window.inferred is not None for window in windows)
 
 
 def _body(claim: OverflowClaim) -> bytes:
