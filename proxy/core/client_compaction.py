@@ -111,7 +111,8 @@ _LONGEST_EMPTY: Final = max(map(len, EMPTY))
 
 _HINT_WORDS: Final = (
     "summar|compact|condens|compress|distil|hand-?o|checkpoint|snapshot|memento|recap|extract|continu(?:ing|ation)"
-    "|out of context|write down|record all|note to|progress report|leave yourself|brief|dump|zusammen|resum|riassum"
+    "|out of context|write (?:down|everything)|record all|note to|progress report|leave yourself|brief|dump"
+    "|zusammen|resum|riassum"
 )
 _HINT_FOREIGN: Final = (
     *("résum", "Résum", "总结", "摘要", "压缩", "概括", "交接", "要約", "まとめ", "요약"),
@@ -324,7 +325,8 @@ _SUMMARY: Final = lazy_pattern(
     r"|\bprogress report\b|\bnote to (?:the|your) (?:\w+ )?(?:agent|assistant|model|self)\b|\brecord all\b"
     r"|\bprompt for continuing|\bextract\b[^.\n]{0,60}\b(?:context\b|information (?:\w+ )?(?:for|to) (?:continu|resum))"
     r"|\bleave yourself (?:a|an|some)\b"
-    r"|\b(?:write down|dump) (?:everything|all|what)\b|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
+    r"|\b(?:write down|dump) (?:everything|all|what)\b|\bwrite everything\b"
+    r"|\bzusammenfass\w+|\bfasse?\b[^.\n]{0,80}\bzusammen\b"
     r"|(?<!my )(?<!your )\brésum\w*|\bresum(?:en|ir|o)\b|\bresum[ae] (?:tod[ao]|la|el|esta|nuestra|a|o)\b|\briassum\w+"
     r"|总结|摘要|压缩|概括|交接|要約|まとめ|요약"
     r"|\bподвед\w+ итог|\bподыто\w+|\bрезюм\w+|\bсводк\w+|\bобобщ\w+",
@@ -335,7 +337,10 @@ _SUBJECT: Final = lazy_pattern(
     r"|history(?! (?:table|file|page)s?\b)"
     r"(?! of (?!(?:the |all )?(?:conversation|chat|dialog|session|messages|work|this|our|your)))"
     r"|(?<!next )session|transcripts?|context|messages"
-    r"|trajector(?:y|ies)|events|memory|progress|so far|task described above)\b|what you (?:have )?(?:finished|did)"
+    r"|trajector(?:y|ies)|events|memory|progress|so far|task described above|whoever continues)\b"
+    r"|what you (?:have )?(?:finished|did)"
+    r"|\bhand-?(?:off|over)(?: \w+)? (?:for|to) (?:the next|another|an? (?:new|fresh|future)) "
+    r"(?:agent|llm|model|ai|assistant|instance|session|context)\b"
     r"|\b(?:gespräch|unterhaltung|verlauf|sitzung|bisherig|conversa(?:ci|z)|historial|sesi|conversa\b|sessão|échange)"
     r"|对话|会话|历史|上下文|到目前为止|会話|セッション|これまで|대화|세션"
     r"|\b(?:разговор|диалог|бесед|переписк|сесси|сеанс)",
@@ -356,7 +361,8 @@ _CONTINUATION: Final = lazy_pattern(
     re.IGNORECASE,
 )
 _TEXT_ONLY: Final = lazy_pattern(
-    rf"\b(?:another|next|other|future|new|fresh) {_READER}|\bcontext (?:checkpoint|window)\b|\bout of context\b"
+    rf"\b(?:another|next|other|future|new|fresh) {_READER}|\bwhoever continues\b"
+    r"|\bcontext (?:checkpoint|window)\b|\bout of context\b"
     r"|\bmaximum number of tokens\b|\breplace\w* (?:\w+ ){0,3}(?:conversation|history|context|messages)\b"
     r"|\b(?:history|conversation) (?:\w+ ){0,3}(?:replaced|discarded|cleared|removed)\b"
     r"|\bonly (?:memory|context|record|with the summary)\b|\bonly the summary\b"

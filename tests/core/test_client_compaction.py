@@ -136,6 +136,16 @@ def test_present_and_older_prompts_of_clients_are_known(
             [
                 user("Fix it."),
                 WORK,
+                user("Write a handoff note for whoever continues this task: decisions, open items."),
+            ],
+            TOOLED,
+        ),
+        ([user("Fix it."), WORK, user("Write a handoff for the next agent: decisions, files touched.")], TOOLED),
+        ([user("Fix it."), WORK, user("The context gets cleared. Write everything the next session needs.")], TOOLED),
+        (
+            [
+                user("Fix it."),
+                WORK,
                 user(
                     "Based on the above conversation, extract relevant information for continuing in a new thread. "
                     "What did I just do, which files matter?"
@@ -184,6 +194,10 @@ def test_unknown_words_tell_by_intent_and_form(items: list[Any], members: dict[s
         ([user("Fix it."), WORK, user("Please summarize our conversation so far.")], TOOLED),
         ([user("Fix it."), WORK, user("Continue where you left off; the context was compacted.")], TOOLED),
         ([user("Fix it."), WORK, user("Summarize the history of Rome.")], {}),
+        ([user("Fix it."), WORK, user("Write a handoff for the next engineer on call: restart and rollback.")], {}),
+        ([user("Fix it."), WORK, user("Write everything the next release needs into the notes.")], {}),
+        ([user("Fix it."), WORK, user("Summarize the logs and continue our work.")], {}),
+        ([user("Fix it."), WORK, user("Draft a handover to the night shift, then continue.")], {}),
         ([user("Fix it."), WORK, user("Should we compact the conversation or use a larger context window?")], {}),
         ([user("Fix it."), WORK, user("Summarize our discussion in an e-mail to my manager.")], {}),
         ([user("Summarize this chat between Ann and Bob:\n\n" + "Ann: hi\nBob: hello\n" * 40)], {}),
