@@ -28,7 +28,7 @@ FILE_SHARE = 0.1
 Numbers may also take what the other names leave over.
 """
 
-SMOOTH = 3.0
+SMOOTH = 4.0
 """Tokens added to the size of a name, so that the shortest do not always win."""
 
 MOST_MISSES = 20
@@ -67,7 +67,7 @@ _OPENINGS = (":", "：", "{", ";", "(")
 _FAILURE_PARTS = ("error", "fail", "exception", "traceback", "fatal", "cannot", "denied", "not found")
 """One of these is in every ASCII text with a failure. To look for them takes a third of the time of the pattern."""
 
-FILES, NAMES, FIGURES = "Files used last: ", "Names and places mentioned: ", "Figures mentioned: "
+FILES, NAMES, FIGURES = "Files used last:", "Names and places mentioned:", "Figures mentioned:"
 ERROR, COMMAND = "A tool said: ", "Command run: "
 BEGINNINGS = (FILES, NAMES, FIGURES, ERROR, COMMAND)
 """The beginnings of a digest's lines."""
@@ -88,11 +88,11 @@ class Digest:
         """The digest as text lines; headings without entries are left out."""
         lines = []
         if self.files:
-            lines.append(FILES + ", ".join(self.files))
+            lines.append(FILES + listed(self.files))
         if self.names:
-            lines.append(NAMES + ", ".join(self.names))
+            lines.append(NAMES + listed(self.names))
         if self.numbers:
-            lines.append(FIGURES + ", ".join(self.numbers))
+            lines.append(FIGURES + listed(self.numbers))
         lines += [f"{ERROR}{quoted(line)}" for line in self.errors]
         lines += [f"{COMMAND}{line}" for line in self.commands]
         return lines
@@ -149,6 +149,11 @@ def digest_of(
     )
 
 
+def listed(entries: Iterable[str]) -> str:
+    """*entries* as a list, a space before each: commas would take a fifth of its room. Several words are quoted."""
+    return "".join([f" {quoted(entry)}" if " " in entry else f" {entry}" for entry in entries])
+
+
 def quoted(text: str) -> str:
     """*text* in quotation marks that nothing inside it can end."""
     inside = text.replace("“", "'").replace("”", "'")
@@ -163,7 +168,7 @@ def ranked(worths: Mapping[str, float]) -> Iterator[str]:
         length = len(name)
         if not name.isascii():
             length = len(name.encode("utf-8", "replace"))
-        size = 1 + length / BYTES_A_TOKEN
+        size = length / BYTES_A_TOKEN
         if size < fewest:
             size = fewest
         by_value[worth / (size + SMOOTH)].append(name)
@@ -173,7 +178,7 @@ def ranked(worths: Mapping[str, float]) -> Iterator[str]:
 
 
 def fewest_tokens(names: Sequence[str]) -> list[int]:
-    """The fewest tokens that each of *names* can take with the space before and the comma behind it.
+    """The fewest tokens that each of *names* can take with the space before it.
 
     Vocabularies join no letters with digits, no four digits, and letters with no more than one sign before them. So a
     run of letters takes at least one token, each three digits take one, and so do signs that stand before a digit or
@@ -192,7 +197,7 @@ def fewest_tokens(names: Sequence[str]) -> list[int]:
         kinds = kinds.replace(most_digits, b"#")
     kinds = kinds.replace(b"#a", b"##").replace(b" #", b"##").replace(b"  a", b"##")
     kinds = kinds.replace(b" a", b"#")
-    return [1 + len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
+    return [len(tokens) for tokens in kinds.translate(None, b"a ").split(b"\n")[1:]]
 
 
 def fill(candidates: Iterable[str], tokens: float, count: Count) -> tuple[list[str], int]:
@@ -209,7 +214,7 @@ def fill(candidates: Iterable[str], tokens: float, count: Count) -> tuple[list[s
         entries = list(islice(candidates, number))
         if not entries:
             break
-        size = count("".join([f" {entry}," for entry in entries]))
+        size = count(listed(entries))
         if size <= left:
             chosen += entries
             left -= size
