@@ -46,7 +46,7 @@ BYTES_A_TOKEN = 5
 Of 16,000 recorded names the guess is within a tenth of the count, give or take a tenth.
 """
 
-LONG_ENTRY = 16
+LONG_ENTRY = 12
 """Tokens that few entries of a list take: so many of them are counted together as fit in the room if all do."""
 
 _RUN = lazy_pattern(r"[A-Za-z0-9]+")
@@ -87,12 +87,9 @@ class Digest:
     def lines(self) -> list[str]:
         """The digest as text lines; headings without entries are left out."""
         lines = []
-        if self.files:
-            lines.append(FILES + listed(self.files))
-        if self.names:
-            lines.append(NAMES + listed(self.names))
-        if self.numbers:
-            lines.append(FIGURES + listed(self.numbers))
+        for heading, entries in ((FILES, self.files), (NAMES, self.names), (FIGURES, self.numbers)):
+            if entries:
+                lines.append(heading + listed(entries))
         lines += [f"{ERROR}{quoted(line)}" for line in self.errors]
         lines += [f"{COMMAND}{line}" for line in self.commands]
         return lines
@@ -121,7 +118,8 @@ def digest_of(
     commands, command_tokens = fill(_commands(calls), tokens * COMMAND_SHARE, count)
     room = tokens - error_tokens - command_tokens - LABEL * (len(errors) + len(commands))
     shown = Shown(known)
-    paths, used = fill(filter(shown.is_new, _files(calls)), room * FILE_SHARE, count)
+    paths, used = fill(_files(calls, known), room * FILE_SHARE, count)
+    paths = list(filter(shown.is_new, paths))  # one that is too long for its share may stand among the names
     room -= used
     other_worths = names.worths()
     number_worths = {name: other_worths.pop(name) for name in names.numbers().intersection(other_worths)}
@@ -265,13 +263,13 @@ class Shown:
         return True
 
 
-def _files(calls: Sequence[Sequence[Arguments]]) -> Iterator[str]:
-    """Distinct paths that are a whole argument of one of *calls*, newest first."""
+def _files(calls: Sequence[Sequence[Arguments]], known: str) -> Iterator[str]:
+    """Distinct paths that are a whole argument of one of *calls*, newest first; none that the text *known* holds."""
     seen: set[str] = set()
     for of_entry in reversed(calls):
         for call in reversed(of_entry):
             for value in call.plain.split("\n"):
-                if 2 < len(value) <= LONGEST and value not in seen and PATH.fullmatch(value):
+                if 2 < len(value) <= LONGEST and value not in seen and PATH.fullmatch(value) and value not in known:
                     seen.add(value)
                     yield value
 

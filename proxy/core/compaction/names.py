@@ -45,7 +45,7 @@ LEAST_SEARCHED, MOST_SEARCHED = 1_000, 40_000
 Between them a result is searched while there are fewer names than half of the digest's tokens: most names take five.
 """
 
-WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 0.5, "system": 0.0}
+WRITTEN = {"user": 3.0, "assistant": 3.0, "tool": 1.0, "system": 0.0}
 CALLED = 1.5
 """The worth of a mention: in a text by role, and in the arguments of a call."""
 

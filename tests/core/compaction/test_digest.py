@@ -118,6 +118,14 @@ def test_the_newest_files_have_a_share_of_their_own() -> None:
     assert sum(count_tokens(f" {name}") for name in files) <= 50
 
 
+def test_a_file_without_room_among_the_files_is_a_name_like_others() -> None:
+    """A path that is too long for the share of the files is not lost: the model worked on it last."""
+    path = "src/adapters/payments/providers/regional/settlement_batches/reconciliation_rules.py"
+    digest = digest_of([answer("", ("edit", json.dumps({"path": path})))], 100, count_tokens)
+    assert digest.files == ()
+    assert path in digest.names
+
+
 def test_a_list_has_spaces_between_its_names() -> None:
     """A comma is a token of its own, and no name has a space in it; a figure or date with one is in quotation marks."""
     digest = digest_of([user("Call +44 20 7946 0958 for src/a.py or load_rows, code 8423.")], 200, count_tokens)
