@@ -227,8 +227,8 @@ def _chat_lists(
 ) -> _Lists:
     """The lists of a chat's block: what tells most of either side, and a digest of what is not quoted.
 
-    All texts of the user stay if they fit. If not, a third of the digest's room is for quotes: a sentence holds its
-    names and figures, and says what they are about.
+    All texts of the user stay if they fit. If not, a third of the digest's room is for quotes, and of a talk of equals
+    all of it: a sentence holds its names and figures, and says what they are about.
     """
     digest_room = free - int(free * STEP_SHARE)
     left = room - digest_room
@@ -239,9 +239,9 @@ def _chat_lists(
         left -= user_texts.tokens(pins)
     else:
         pins = []
-        digest_room = int(free * QUOTED_SHARE)
-        left = room - digest_room
         excerpts = Excerpts(folded.user_texts, model_texts, count, _shown(folded, (), section), folded.talk)
+        digest_room = 0 if excerpts.are_equals else int(free * QUOTED_SHARE)
+        left = room - digest_room
         left = excerpts.choose_directing(left)
     left = digest_room + excerpts.choose(left)
     known = _shown(folded, [*pins, *excerpts.user_lines(), *excerpts.model_lines()], section)

@@ -200,7 +200,7 @@ class Excerpts:
         self._directing: list[_Candidate] = []
         self._others: list[_Candidate] = []
         self._texts_with: Counter[str] = Counter()
-        self._are_equals = talk_as_equals(user_texts, model_texts)
+        self.are_equals = talk_as_equals(user_texts, model_texts)
         places = self._split(_newest_first(user_texts, len(model_texts)))
         self._overtaken = overtaken_reports(
             [each for at in self._sentences if at < self._users for each in self._sentences[at]], talk
@@ -264,7 +264,7 @@ class Excerpts:
         In a talk of equals only a part of them is for that: most of what sounds like an order is none.
         """
         left = tokens
-        if self._are_equals:
+        if self.are_equals:
             left = int(tokens * EQUALS_SHARE)
         reserved = tokens - left
         for rank in (2, 1):

@@ -340,6 +340,18 @@ def test_quotes_of_a_chat_get_room_of_the_digest() -> None:
     assert of_many <= 200 < of_few
 
 
+def test_a_talk_of_equals_has_quotes_and_no_digest() -> None:
+    """If the texts of two people do not all fit, sentences take the room: they say what names are about."""
+    texts = [f"You must see Place{at}, where Number{at} paid {at}00 euros in {1_900 + at}." for at in range(60)]
+    entries = tuple(ItemText(("user", "assistant")[at % 2], text) for at, text in enumerate(texts))
+    equal = render_block(FoldedItems(entries, tuple(texts[::2])), 900, 400, count_tokens)
+    answered = tuple(ItemText(entry.role, entry.text * (1 + 2 * (at % 2))) for at, entry in enumerate(entries))
+    other = render_block(FoldedItems(answered, tuple(texts[::2])), 900, 400, count_tokens)
+    assert not any(line.startswith(BEGINNINGS) for line in equal.splitlines())
+    assert any(line.startswith(BEGINNINGS) for line in other.splitlines())
+    assert sum(text in equal for text in texts) > sum(text in other for text in texts)
+
+
 def test_quotes_of_a_chat_fill_its_block() -> None:
     """What the lines take less once they are joined is room for more of them."""
     texts = [f"On day {at} my friend Number{at} moved to Place{at}, {at} miles from here." for at in range(120)]
