@@ -249,26 +249,20 @@ def encode_in_steps(value: Any, encode: Callable[[Any], str], *, ordered: bool =
 
 def dismantle(value: Any) -> None:
     """Empty *value*, parsed JSON that is no longer used, if it is large: else it would be freed in one long call."""
-    waiting: list[tuple[Any, set[int]]] = [(value, set())]
+    large = _large(value)
+    if not large:
+        return
+    waiting = [value]
     while waiting:
-        node, large = waiting.pop()
-        if id(node) not in large:
-            large = _large(node)
-        if large or _is_long(node):
-            waiting += [(member, large) for member in _emptied(node, large)]
-
-
-def _emptied(node: Any, large: set[int]) -> Iterator[Any]:
-    """Empty the list or object *node*; yield its members that may take many calls, as those in *large* do."""
-    members = node
-    if isinstance(node, dict):
-        members = list(node.values())
-        node.clear()
-    while members:
-        batch = members[-_BATCH:]
-        del members[-_BATCH:]
-        if not (large.isdisjoint(map(id, batch)) and _is_small(batch)):
-            yield from batch
+        node = waiting.pop()
+        members = node
+        if isinstance(node, dict):
+            members = list(node.values())
+            node.clear()
+        while members:
+            batch = members[-_BATCH:]
+            del members[-_BATCH:]
+            waiting += [member for member in batch if id(member) in large or _is_long(member)]
 
 
 def _is_long(member: Any) -> bool:

@@ -133,15 +133,6 @@ def test_large_values_are_taken_apart(levels: int) -> None:
     assert levels or not any(lists)
 
 
-@pytest.mark.parametrize("levels", [0, 100])
-def test_no_call_frees_much(levels: int) -> None:
-    """Large values beside each other are taken apart, too, if none of their lists is long."""
-    branches = [[[[at, [at]] for at in range(200)] for _ in range(200)] for _ in range(3)]
-    kept = [*branches, *(inner for branch in branches for inner in branch)]
-    dismantle(chain(levels, branches[:]))
-    assert max(map(nodes, kept)) <= MOST
-
-
 @pytest.mark.parametrize(
     ("raw", "value"),
     [
