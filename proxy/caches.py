@@ -59,10 +59,7 @@ class SizedCache(LRUCache[K, V]):
         """Store all that is in the mapping *iterable*, but for values that alone are above the limit."""
         # One after the other: the class itself would hold its lock for all of them, and the event loop waits for that.
         for key, value in iterable.items():
-            try:
-                self.insert(key, value)
-            except OverflowError:
-                continue
+            self[key] = value
 
 
 def items() -> SizedCache[bytes, Item]:

@@ -18,7 +18,6 @@ from proxy.server.websocket import TEXT, frame
 _STORED_EVENTS: Final = (b'"response.completed"', b'"response.incomplete"', b'"response.output_item.done"')
 """Types of the events with items of an answer."""
 
-
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
 """Types of the events that end an answer. https://platform.openai.com/docs/api-reference/responses-streaming"""
 

@@ -53,7 +53,6 @@ STATE: Final = "v"
 CONVERSATIONS: Final = "l"
 MEMORIES: Final = "p"
 
-
 _URL_ALPHABET: Final = bytes.maketrans(b"+/", b"-_")
 """https://www.rfc-editor.org/rfc/rfc4648#section-5"""
 

@@ -54,7 +54,6 @@ DECISION = 10
 USUAL_WINDOW = 200_000
 """The window for which the limits in tokens and rounds hold; in a smaller one they shrink with it."""
 
-
 FRAME = 40
 LINE = 56
 """Tokens charged for an item of placeholders: for its ids and separators, and for the line of each result."""
