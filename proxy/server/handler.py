@@ -438,7 +438,9 @@ class Handler:
         report_fault = partial(self._faults.report, "answer", call.report.request_id)
         # A stream that ends with its connection is sent chunked, so that the client can see whether it is complete.
         needs_end = reply.close_delimited and is_readable
-        observer = call.observer = ReplyObserver(encoding, hider, ending, report_fault, watches_end=needs_end)
+        observer = call.observer = ReplyObserver(
+            encoding, hider, ending, report_fault, is_events=is_readable, watches_end=needs_end
+        )
         try:
             own = response_headers(call.report)
         except Exception as fault:  # noqa: BLE001 - a fault in our own headers must not cost the answer
@@ -464,8 +466,9 @@ class Handler:
             if not await relay_body(reply, out, observer, first, is_stream=is_stream):
                 call.note("upstream_truncated")
         except (UpstreamUnreachable, UpstreamTimeout):
-            call.note("upstream_stream_error")
-            response.break_off(out, observer, call.path.error_api, is_stream=is_readable)
+            api = call.path.error_api
+            if not response.end_broken(out, observer, api, is_stream=is_readable, is_sized=is_sized):
+                call.note("upstream_stream_error")
         finally:
             reply.close()
 

@@ -12,7 +12,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final
 
-from proxy.core.apis.sse import StreamEnd
+from proxy.core.apis.sse import NewestEvent, StreamEnd
 from proxy.core.apis.usage import UsageTap
 from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
 from proxy.core.overflow.stream import LateOverflowDetector
@@ -340,7 +340,7 @@ class ReplyObserver:
     A fault in it is reported once and turns it off; the bytes still reach the client.
     """
 
-    __slots__ = ("_end", "_ending", "_hider", "_is_on", "_report", "_tap")
+    __slots__ = ("_end", "_ending", "_hider", "_is_on", "_newest", "_report", "_tap")
 
     def __init__(
         self,
@@ -349,13 +349,20 @@ class ReplyObserver:
         ending: LateOverflowDetector | None,
         report: Callable[[Exception], None],
         *,
+        is_events: bool,
         watches_end: bool,
     ) -> None:
-        """*encoding* is the answer's content-encoding; *watches_end*: look for the last event of the stream."""
+        """*encoding* is the answer's content-encoding; *is_events*: it is a stream of events that can be read.
+
+        *watches_end*: look for the last event of the stream, since only the connection's end shows where it ends.
+        """
         self._hider = hider
         self._ending = ending
         self._report = report
         self._tap: UsageTap | None = None
+        self._newest: NewestEvent | None = None
+        if is_events:
+            self._newest = NewestEvent()
         self._end: StreamEnd | None = None
         if watches_end:
             self._end = StreamEnd()
@@ -387,6 +394,8 @@ class ReplyObserver:
             self._tap.feed(chunk)
             if self._ending is not None:
                 self._ending.feed(chunk)
+            if self._newest is not None:
+                self._newest.feed(chunk)
             if self._end is not None:
                 self._end.feed(chunk)
             if self._hider is None:
@@ -405,7 +414,14 @@ class ReplyObserver:
         rest = b""
         if self._hider is not None:
             rest = self._hidden_rest()
-        return rest, self._end is None or self._end.done or not self._is_on
+        if self._end is None or self._newest is None or not self._is_on:
+            return rest, True
+        return rest, self._end.done and not self._newest.is_cut
+
+    @property
+    def has_final_event(self) -> bool:
+        """True if the newest event of the stream is whole, and one that nothing follows."""
+        return self._is_on and self._newest is not None and self._newest.is_final
 
     def _hidden_rest(self) -> bytes:
         if self._hider is None:
@@ -447,11 +463,19 @@ async def relay_body(
     return is_complete
 
 
-def break_off(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool) -> None:
-    """End a body that broke, so that the client sees it; a stream gets a last event in the shape of *api*."""
+def end_broken(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool, is_sized: bool) -> bool:
+    """End a body whose connection broke. Return True if it was complete: nothing follows its newest event.
+
+    Otherwise the client sees that it is not; a stream gets a last event in the shape of *api*. A body that *is_sized*
+    lacks bytes in any case.
+    """
     rest, _ = observer.finish()
     out.write(rest)
+    if observer.has_final_event and not is_sized:
+        out.finish()
+        return True
     last = b""
     if is_stream:
         last = last_event(StreamBroken(), api)
     out.break_off(last)
+    return False

@@ -119,8 +119,11 @@ async def test_a_broken_body_of_known_length_is_short():
         writer.close()
 
 
-async def ended_by_the_connection(head, body, *, reset):
-    """The bytes that a client reads, and the end of its connection, if only the upstream's connection ends *body*."""
+async def ended_by_the_connection(head, body, *, reset, path=b"/v1/chat/completions", until=b""):
+    """The bytes that a client reads, and the end of its connection, if the upstream's connection ends behind *body*.
+
+    It ends when the client has read *until*, if that is empty *body*.
+    """
     async with running_server() as at:
         read = asyncio.Event()
 
@@ -134,8 +137,8 @@ async def ended_by_the_connection(head, body, *, reset):
 
         at.stage.script = script
         reader, writer = await at.connect()
-        writer.write(POST % b"/v1/chat/completions")
-        got = [await asyncio.wait_for(reader.readuntil(body), 60)]
+        writer.write(POST % path)
+        got = [await asyncio.wait_for(reader.readuntil(until or body), 60)]
         read.set()
         ended = "closed"
         try:
@@ -180,12 +183,43 @@ async def test_a_stream_with_its_last_event_is_complete(body):
 
 
 async def test_a_reset_is_no_end_of_a_stream():
-    """A reset, if the connection ends the body, is reported like any broken stream, even behind its last event."""
-    for body in (b"data: 1\n\n", b"data: [DONE]\n\n"):
+    """A reset in the middle of a body that the connection ends is reported like any broken stream."""
+    for body in (b"data: 1\n\n", b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'):
         text, ended, reason = await ended_by_the_connection(EVENTS, body, reset=True)
         assert text.count(b"upstream_stream_error") == 1
         assert not text.endswith(b"0\r\n\r\n")
         assert (ended, reason) == ("closed", "upstream_stream_error")
+
+
+LAST_EVENTS = [
+    (b"/v1/chat/completions", b"data: [DONE]\n\n"),
+    (b"/v1/messages", b'event: message_stop\ndata: {"type": "message_stop"}\n\n'),
+    (b"/v1/responses", b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n'),
+    (b"/v1beta/models/m:streamGenerateContent?alt=sse", b'data: {"candidates": [{"finishReason": "STOP"}]}\r\n\r\n'),
+]
+ENDINGS = [(True, True), (False, True), (True, False)]
+
+
+@pytest.mark.parametrize(("path", "last"), LAST_EVENTS)
+@pytest.mark.parametrize(("is_chunked", "is_reset"), ENDINGS)
+async def test_what_breaks_behind_the_last_event_is_complete(path, last, is_chunked, is_reset):
+    """A connection that is reset or closed behind an API's last event has brought the whole answer: a clean end."""
+    head, body = EVENTS, b"data: 1\n\n" + last
+    if is_chunked:
+        head, body = EVENTS + b"\r\nTransfer-Encoding: chunked", chunk(b"data: 1\n\n") + chunk(last)
+    text, ended, reason = await ended_by_the_connection(head, body, reset=is_reset, path=path, until=last)
+    assert text.endswith(last + b"\r\n0\r\n\r\n")
+    assert (ended, reason) == ("complete", "")
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+async def test_a_last_event_that_is_cut_is_no_end(is_reset):
+    """A stream that stops in the middle of its last event has lost a part of it: here, of the response."""
+    cut = b'event: response.completed\ndata: {"type":"response.completed","response":{"output":['
+    text, ended, reason = await ended_by_the_connection(EVENTS, cut, reset=is_reset, path=b"/v1/responses")
+    assert not text.endswith(b"0\r\n\r\n")
+    assert ended == "closed"
+    assert reason == ("upstream_stream_error" if is_reset else "upstream_truncated")
 
 
 async def test_a_body_without_a_length_ends_as_the_upstreams_did():

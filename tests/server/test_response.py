@@ -227,7 +227,7 @@ def test_usage_is_read_and_hidden_if_it_was_not_requested(points: list[int]) -> 
     """However the stream is cut, the client gets all but the usage, which is noted, as is a late overflow."""
     faults: list[Exception] = []
     ending = LateOverflowDetector(classifier())
-    observer = ReplyObserver("", UsageHider(), ending, faults.append, watches_end=False)
+    observer = ReplyObserver("", UsageHider(), ending, faults.append, is_events=True, watches_end=False)
     passed = b"".join([*map(observer.feed, chunks(points)), observer.finish()[0]])
     assert passed == STREAM.replace(USAGE, b"")
     assert observer.usage == Usage(7, 2)
@@ -240,7 +240,9 @@ def test_usage_is_read_and_hidden_if_it_was_not_requested(points: list[int]) -> 
 def test_a_part_that_fails_is_dropped_and_reported_once(part: type, points: list[int], good: int) -> None:
     """Wherever one part fails, every byte goes on in order, and there is one report."""
     faults: list[Exception] = []
-    observer = ReplyObserver("", UsageHider(), LateOverflowDetector(classifier()), faults.append, watches_end=False)
+    observer = ReplyObserver(
+        "", UsageHider(), LateOverflowDetector(classifier()), faults.append, is_events=True, watches_end=False
+    )
     passed: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
         for at, chunk in enumerate([*chunks(points), b""]):
@@ -258,7 +260,7 @@ def test_a_reader_of_usage_that_cannot_be_made_is_done_without(monkeypatch: pyte
     """Nothing is noted, everything passes."""
     monkeypatch.setattr(UsageTap, "__init__", lambda *_: 1 // 0)
     faults: list[Exception] = []
-    observer = ReplyObserver("", None, None, faults.append, watches_end=False)
+    observer = ReplyObserver("", None, None, faults.append, is_events=True, watches_end=False)
     assert observer.feed(STREAM) + observer.finish()[0] == STREAM
     assert (observer.usage, len(faults)) == (NO_USAGE, 1)
 

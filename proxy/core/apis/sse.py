@@ -38,12 +38,21 @@ searches for the event that each API sends last, without cutting: a reply whose 
       done      anything                                            done
 
 Between chunks it stores the last 96 bytes, more than any of the patterns can match.
+
+``NewestEvent`` answers the question for a stream that breaks, or ends in the middle of an event: is its newest event
+whole, and is it one that nothing follows? Most streams do not break, so a chunk is only stored, in the place of those
+before it once they end an event. The events are read when the answer is wanted. Of an event in many chunks its
+beginning and its end are stored.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+import msgspec
+
+from proxy.core.apis.json_steps import UNREADABLE
 
 _END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LONGEST_END: Final = 4
@@ -109,11 +118,13 @@ def _cut(data: bytes | bytearray, start: int) -> tuple[list[bytes], int]:
 # and line ends are escaped, so no text of a model matches.
 _LAST: Final = rb"(?:message_stop|response\.(?:completed|incomplete|failed|cancelled)|error)"
 _COLON: Final = rb"\s{0,8}:\s{0,8}"
-_DONE: Final = re.compile(
+_FINAL: Final = (
     rb"[\r\n](?:data: ?\[DONE\]|event: ?" + _LAST + rb"[\r\n]"
     rb'|data: ?\{\s{0,8}"(?:type"' + _COLON + rb'"' + _LAST + rb'"|error"' + _COLON + rb"))"
-    rb'|"finish_?[rR]eason"' + _COLON + rb'"'
 )
+_DONE: Final = re.compile(_FINAL + rb'|"finish_?[rR]eason"' + _COLON + rb'"')
+# Behind the finish reason of one choice in Chat Completions there may be other choices, and ``[DONE]`` is missing.
+_FOLLOWED_BY_NOTHING: Final = re.compile(_FINAL + rb'|"finishReason"' + _COLON + rb'"')
 _LONGEST: Final = 96
 """Bytes that are searched again with the next chunk: more than any match has."""
 
@@ -134,3 +145,66 @@ class StreamEnd:
         data = self._tail + chunk
         self.done = _DONE.search(data) is not None
         self._tail = data[-_LONGEST:]
+
+
+_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_MOST_CHUNKS: Final = 64
+"""Chunks of one event that are stored; then only its beginning and its end are."""
+
+
+class NewestEvent:
+    """The newest event of a stream. Feed it bytes in any chunking."""
+
+    __slots__ = ("_chunks", "_is_whole")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._is_whole = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Store *chunk*, and drop those before it if they end an event."""
+        if self._is_whole:
+            self._chunks.clear()
+        self._chunks.append(chunk)
+        self._is_whole = chunk.endswith(_ENDS)
+        if len(self._chunks) > _MOST_CHUNKS:
+            self._shorten()
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the stream stops in the middle of an event.
+
+        One without the blank line at its end is whole if its data are: some servers omit it.
+        """
+        _, rest = self._split()
+        if not rest.strip() or rest.startswith(b":"):
+            return False
+        data = data_of(rest).strip()
+        if data == b"[DONE]":
+            return False
+        try:
+            msgspec.json.decode(data)
+        except UNREADABLE:
+            return True
+        return False
+
+    @property
+    def is_final(self) -> bool:
+        """True if the event is whole, and one that nothing follows: what broke behind it was complete."""
+        if self.is_cut:
+            return False
+        events, rest = self._split()
+        newest = [event for event in (*events, rest) if data_of(event)]
+        return bool(newest) and _FOLLOWED_BY_NOTHING.search(b"\n" + newest[-1]) is not None
+
+    def _split(self) -> tuple[list[bytes], bytes]:
+        """Return the whole events that are stored, and the bytes behind them."""
+        data = b"".join(self._chunks)
+        events, end = _cut(data, 0)
+        return events, data[end:]
+
+    def _shorten(self) -> None:
+        _, rest = self._split()
+        if len(rest) > 2 * _LONGEST:
+            rest = rest[:_LONGEST] + rest[-_LONGEST:]
+        self._chunks = [rest]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.apis.sse import EventCutter, StreamEnd, data_of
+from proxy.core.apis.sse import EventCutter, NewestEvent, StreamEnd, data_of
 from tests.support.linear_time import is_linear
 
 ENDS = ("\n\n", "\r\n\r\n", "\r\r")
@@ -88,3 +88,46 @@ def test_the_last_event_of_every_api_is_seen_however_it_is_cut(size):
 def test_the_data_of_an_event_is_found(event: bytes, data: bytes) -> None:
     """Data lines are joined; what is no data is not."""
     assert data_of(event) == data
+
+
+FINAL = [
+    b"data: [DONE]\n\n",
+    b"data: 1\r\n\r\ndata:[DONE]\r\n\r\n",
+    b"data: [DONE]",
+    b"event: message_stop\ndata: {}\n\n",
+    b'data: {"type": "response.incomplete", "response": {"text": "' + b"x" * 5000 + b'"}}\n\n',
+    b'data: {"candidates": [{"finishReason": "STOP"}]}\n\n',
+    b'event: error\ndata: {"message": "overloaded"}\n\n',
+]
+FOLLOWED = [
+    b"",
+    b": keep-alive\n\n",
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n',
+    b'data: {"choices":[{"delta":{"content":"\\ndata: [DONE]"}}]}\n\n',
+    b'data: {"candidates": [{"finishReason": "STOP"}]}\n\ndata: {"candidates": []}\n\n',
+    b"data: [DO",
+    b"event: message_stop\n",
+    b'data: {"type": "response.completed", "response": {"text": "' + b"x" * 5000,
+]
+
+
+def newest(data, size):
+    event = NewestEvent()
+    for at in range(0, len(data), size):
+        event.feed(data[at : at + size])
+    return event
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_final_event_is_recognised_however_it_is_cut(size):
+    """The event that nothing follows is recognised in any chunking, and only if it is the newest, and whole."""
+    assert [newest(data, size).is_final for data in FINAL] == [True] * len(FINAL)
+    assert [newest(b": long before\n\n" * 100 + data, size).is_final for data in FINAL] == [True] * len(FINAL)
+    assert [newest(data, size).is_final for data in FOLLOWED] == [False] * len(FOLLOWED)
+    assert [newest(data, size).is_cut for data in FOLLOWED] == [False] * 5 + [True] * 3
+
+
+def test_of_a_long_event_little_is_stored():
+    """However long an event is, and wherever it is cut, at most 64 chunks of it are stored."""
+    event = newest(b"data: " + b"x" * 100_000, 100)
+    assert sum(map(len, event._chunks)) <= 65 * 100
