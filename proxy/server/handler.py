@@ -51,6 +51,7 @@ from proxy.server.request import (
 )
 from proxy.server.response import ClientLeft, ReplyObserver, ResponseWriter, relay_body, without
 from proxy.server.responses_socket import ResponsesSocket
+from proxy.server.unknown_path import known_path
 from proxy.tasks import Faults
 
 _LOG: Final = logging.getLogger(__name__)
@@ -272,12 +273,13 @@ class Handler:
         call.report = outcome.report
         if isinstance(outcome, Refusal):
             raise self._refusal(call, outcome)
+        head = outcome.head
         if outcome.reply.status >= 400:
-            response.reject_unknown_path(call.path.path, outcome.reply)
+            head = await known_path(call.path.path, outcome.reply, head)
         call.at_end = outcome.at_end
         if outcome.at_end is None:
             reader.release()
-        await self._pass(call, outcome.reply, outcome.head, outcome.ending, hides_usage=outcome.hides_usage)
+        await self._pass(call, outcome.reply, head, outcome.ending, hides_usage=outcome.hides_usage)
         self._complete(call, outcome)
 
     def _refusal(self, call: Call, refusal: Refusal) -> UllageError:
@@ -333,8 +335,7 @@ class Handler:
             reader.release()
         # An answer may last for minutes and needs nothing of its request any more.
         del body, whole, sending
-        response.reject_unknown_path(path.path, reply)
-        await self._pass(call, reply, b"")
+        await self._pass(call, reply, await known_path(path.path, reply, b""))
 
     async def _relayed_body(
         self, request: IncomingRequest, path: RequestPath, headers: RequestHeaders, reader: BodyReader
@@ -463,14 +464,14 @@ class Handler:
                 close_delimited=reply.close_delimited and not needs_end,
                 is_followed=first != b"",
             )
-            if not await relay_body(reply, out, observer, first, is_stream=is_stream):
-                call.note("upstream_truncated")
+            reason = await relay_body(reply, out, observer, first, is_stream=is_stream)
         except (UpstreamUnreachable, UpstreamTimeout):
             api = call.path.error_api
-            if not response.end_broken(out, observer, api, is_stream=is_readable, is_sized=is_sized):
-                call.note("upstream_stream_error")
+            reason = response.end_broken(out, observer, api, is_stream=is_readable, is_sized=is_sized)
         finally:
             reply.close()
+        if reason:
+            call.note(reason)
 
     def _fail(self, request: IncomingRequest, call: Call, error: UllageError) -> None:
         """Answer with *error*, or end an answer that has begun with it."""

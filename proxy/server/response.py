@@ -14,13 +14,12 @@ from typing import Final
 
 from proxy.core.apis.sse import NewestEvent, StreamEnd
 from proxy.core.apis.usage import UsageTap
-from proxy.core.errors import NotFound, Overloaded, UllageError, error_body
+from proxy.core.errors import Overloaded, UllageError, error_body
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, Report, Usage, response_headers
 from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
 from proxy.server.incoming import IncomingRequest
-from proxy.server.request import ends_like_route, is_outside_apis
 from proxy.tasks import Faults
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
@@ -268,20 +267,6 @@ class StreamBroken(UllageError):
     text = "The upstream's stream broke before it was complete."
 
 
-def reject_unknown_path(path: str, reply: ports.Reply) -> None:
-    """Raise ``NotFound`` if the upstream does not know *path* either, and its *reply* is no JSON for a client.
-
-    Paths outside the APIs are relayed, since servers have routes of their own (``/tokenize``, ``/api/show``). Most of
-    those that no server knows come from a base URL without ``/v1``, or with another path before it.
-    """
-    if reply.status not in (404, 405) or not is_outside_apis(path):
-        return
-    if "json" in reply.header("content-type").lower() and not ends_like_route(path):
-        return
-    reply.close()
-    raise NotFound("Neither this proxy nor the upstream knows this path: base URLs end in one /v1.")
-
-
 def without(headers: Sequence[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
     """Return *headers* without those whose name (in lower case) begins with *prefix*."""
     return [pair for pair in headers if not pair[0].lower().startswith(prefix)]
@@ -440,10 +425,10 @@ class ReplyObserver:
 
 async def relay_body(
     reply: ports.Reply, out: ResponseWriter, observer: ReplyObserver, first: bytes, *, is_stream: bool
-) -> bool:
+) -> str:
     """Pass *first* and the rest of *reply* through *observer* to the client.
 
-    Return False if a stream ended without its last event.
+    Return the reason for the report if a stream ended without its last event, else an empty string.
     """
     chunk = first or await reply.next_chunk()
     while chunk:
@@ -458,24 +443,24 @@ async def relay_body(
         out.write(rest)
     if is_complete:
         out.finish()
-    else:
-        out.break_off()
-    return is_complete
+        return ""
+    out.break_off()
+    return "upstream_truncated"
 
 
-def end_broken(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool, is_sized: bool) -> bool:
-    """End a body whose connection broke. Return True if it was complete: nothing follows its newest event.
+def end_broken(out: ResponseWriter, observer: ReplyObserver, api: str, *, is_stream: bool, is_sized: bool) -> str:
+    """End a body whose connection broke. Return the reason for the report; empty if nothing follows its newest event.
 
-    Otherwise the client sees that it is not; a stream gets a last event in the shape of *api*. A body that *is_sized*
+    A client sees an incomplete body as such; a stream gets a last event in the shape of *api*. A body that *is_sized*
     lacks bytes in any case.
     """
     rest, _ = observer.finish()
     out.write(rest)
     if observer.has_final_event and not is_sized:
         out.finish()
-        return True
+        return ""
     last = b""
     if is_stream:
         last = last_event(StreamBroken(), api)
     out.break_off(last)
-    return False
+    return StreamBroken.code

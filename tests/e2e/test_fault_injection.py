@@ -102,6 +102,7 @@ CARRIES = (
     "proxy/server/request.py unread_request",
     "proxy/server/response.py",
     "proxy/server/server.py",
+    "proxy/server/unknown_path.py",
     "proxy/tasks.py",
     "proxy/upstream/",
     "proxy/core/apis/gemini_path.py",

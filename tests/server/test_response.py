@@ -263,22 +263,3 @@ def test_a_reader_of_usage_that_cannot_be_made_is_done_without(monkeypatch: pyte
     observer = ReplyObserver("", None, None, faults.append, is_events=True, watches_end=False)
     assert observer.feed(STREAM) + observer.finish()[0] == STREAM
     assert (observer.usage, len(faults)) == (NO_USAGE, 1)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "is_ours"),
-    [
-        ("/v1/v1/chat/completions", "application/json", True),
-        ("/api/chat/completions", "application/json", True),
-        ("/foo", "text/html", True),
-        ("/foo", "application/json", False),
-        ("/v1/nothing", "application/json", False),
-    ],
-)
-async def test_an_unknown_path_is_distinguished_from_the_upstreams_own(path, kind, is_ours):
-    """A client with a wrong base URL reads what it ends in; an answer of the upstream's own routes passes."""
-    async with running_server() as at:
-        at.stage.reply = raw_answer(b'{"detail": "Not Found"}', f"Content-Type: {kind}", status="404 Not Found")
-        got = await at.ask("POST", path, b"{}")
-        assert got.line == "HTTP/1.1 404 Not Found"
-        assert (b"base URLs end in one /v1" in got.body) == is_ours
