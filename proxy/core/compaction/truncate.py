@@ -21,8 +21,11 @@ HEAD_ONLY = frozenset({"file_read", "grep", "glob", "list", "web_fetch", "web_se
 BYTES_PER_TOKEN = 4
 """Bytes of a text that is not known, or of a body, that count as one token."""
 
-_TRIES = 12
-"""Times that a result is cut shorter to come under a number of tokens."""
+_TRIES = 8
+"""Times that a result is cut again to come near a number of tokens."""
+
+_AIMED_BELOW, _NEAR = 512, 128
+"""Parts of a number of tokens: one is aimed below it, since tokens do not grow evenly; so near to it is near enough."""
 
 _NEARLY_EXACT = 16_384
 """Characters from which the longest part that fits is found by counting what is between two lengths."""
@@ -95,22 +98,40 @@ def truncate(text: str, lines: int, size: int, *, tail: bool) -> str:
         end_lines, end_size = lines // 2, size // 2
         if end_lines:
             end = body[_tail(body, end_lines, end_size) :]
-        lines, size = lines - end_lines, size - end_size
+        lines, size = lines - end_lines, size - len(end)
     head = body[: _head(body, lines, size)]
     pieces = [_text(head).removesuffix("\n"), marker, _text(end)]
     return "\n".join(piece for piece in pieces if piece)
 
 
 def truncate_to(text: str, lines: int, size: int, tokens: int, count: Count) -> str:
-    """*text* in at most *lines* lines, *size* bytes and about *tokens*: its head and its end."""
-    result = truncate(text, lines, size, tail=True)
+    """*text* in at most *lines* lines, *size* bytes and nearly *tokens*: its head and its end."""
+    longer = truncate(text, lines, size, tail=True)
+    longer_tokens = count(longer)
+    if longer_tokens <= tokens or longer in (MIDDLE, REST):
+        return longer
+    shorter, shorter_tokens, size = MIDDLE, count(MIDDLE), min(size, _size(longer))
+    least = _size(MIDDLE)
     for _ in range(_TRIES):
-        result_tokens = count(result)
-        if result_tokens <= tokens or result in (MIDDLE, REST):  # nothing but the marker is left
+        # Tokens grow with bytes nearly in proportion: what is between the two sizes is divided accordingly.
+        missing = max(0, tokens - shorter_tokens - tokens // _AIMED_BELOW)
+        step = (size - least) * missing // max(1, longer_tokens - shorter_tokens)
+        result = truncate(text, lines, least + step, tail=True)
+        if result in (shorter, longer):
             break
-        size = min(size, len(result.encode("utf-8", "surrogatepass"))) * tokens * 31 // (result_tokens * 32)
-        result = truncate(text, lines, size, tail=True)
-    return result
+        result_tokens = count(result)
+        if result_tokens > tokens:
+            longer, longer_tokens, size = result, result_tokens, least + step
+            continue
+        shorter, shorter_tokens, least = result, result_tokens, least + step
+        if tokens - result_tokens <= tokens // _NEAR:
+            break
+    return shorter
+
+
+def _size(text: str) -> int:
+    """Bytes of *text*."""
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _head(body: bytes, lines: int, size: int) -> int:

@@ -93,6 +93,25 @@ def test_tokens_are_a_limit_too(tokens: int, text: str) -> None:
     assert count_tokens(truncate_to(text, 2_000, 50_000, tokens, count_tokens)) <= tokens
 
 
+@pytest.mark.parametrize("text", [LINES, "word " * 40_000, "漢字" * 20_000, "x" * 100_000])
+@pytest.mark.parametrize("tokens", [200, 1_500, 7_000])
+def test_no_more_is_lost_than_needed(text: str, tokens: int) -> None:
+    """The result comes near the tokens that it may take: at most a 64th and two lines are missing."""
+    counted: list[int] = []
+
+    def count(part: str) -> int:
+        counted.append(len(part))
+        return count_tokens(part)
+
+    whole = count_tokens(text)
+    size = len(text.encode()) * tokens * 17 // (whole * 16)
+    result = truncate_to(text, 100_000, size, tokens, count)
+    line = 2 * count_tokens(text.split("\n")[0]) if "\n" in text else 0
+    if whole > tokens:
+        assert tokens - tokens // 64 - line <= count_tokens(result) <= tokens
+    assert sum(counted) <= 6 * len(result)
+
+
 def test_a_text_of_which_only_the_marker_is_left_is_cut_no_further() -> None:
     """Thousands of short results with no room for any of them cost two counts each."""
     counted: list[str] = []
