@@ -142,8 +142,14 @@ class OtherVersion(StoreUnavailable):
         self.version = version
 
 
-class UpstreamUnreachable(UllageError):
-    """The upstream gave no answer; ``upstream`` is its configured name."""
+class UpstreamError(UllageError):
+    """An upstream is the reason; ``upstream`` is its configured name."""
+
+    upstream: str
+
+
+class UpstreamUnreachable(UpstreamError):
+    """The upstream gave no answer."""
 
     status = 502
     code = "upstream_unreachable"
@@ -154,7 +160,7 @@ class UpstreamUnreachable(UllageError):
         self.cause = cause
 
 
-class UpstreamTimeout(UllageError):
+class UpstreamTimeout(UpstreamError):
     """The upstream accepted the request and sent nothing, or did not end its answer, for ``seconds``."""
 
     status = 504
@@ -215,6 +221,23 @@ class ContextTooLong(UllageError):
     def excess(tokens: int, limit: int, reserve: int) -> int:
         """Return the number of tokens by which the request is too large."""
         return max(1, tokens + reserve - limit)
+
+
+class StoredHistoryTooLong(UpstreamError):
+    """*upstream* has refused the history that it stores before, and this request is no shorter."""
+
+    status = 400
+    code = "context_length_exceeded"
+    kind = "invalid_request_error"
+    text = (
+        "The upstream stores this conversation, and has refused it as longer than its context window: leave out "
+        "previous_response_id or conversation and send the messages themselves as input, which can be compacted, or "
+        "set truncation to auto."
+    )
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__()
+        self.upstream = upstream
 
 
 ANTHROPIC_KINDS = {

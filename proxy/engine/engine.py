@@ -150,10 +150,13 @@ class Engine:
         return await self._counts.answer(run, decision, report)
 
     async def proceed(self, run: Run, request: Request) -> Outcome:
-        """Plan *request*, send it, and return the answer or the refusal."""
+        """Plan *request*, send it, and return the answer or the refusal. Raises ``StoredHistoryTooLong``."""
         decision = await self.first_plan(request)
         run.pause_planning()
         view = decision.view
+        is_stored = isinstance(view, CountedView) and view.measured.parsed.envelope.stored
+        if is_stored:
+            decision = await self._retries.continued(decision)
         for feature in self._features.answering_planned:
             if isinstance(decision, Forward) and isinstance(view, CountedView):
                 answer = await feature.answer_planned(request, view, run.report(view, self._policy))
@@ -161,6 +164,8 @@ class Engine:
                     return answer
         delivery = await self._deliver(run, decision)
         if isinstance(delivery, Accepted):
+            if is_stored:
+                await self._retries.note_continued(delivery.view, delivery.head)
             return await self._answer_of(run, delivery)
         return self._refusal_of(run, delivery)
 

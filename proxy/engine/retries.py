@@ -13,6 +13,7 @@ from proxy.core.decisions import (
     Forward,
     KnownRoute,
     MeasuredRequest,
+    Reject,
     UncountedView,
     View,
 )
@@ -26,6 +27,7 @@ from proxy.engine.learned_routes import MEDIA, LearnedRoutes, SentPrompt, sent_p
 from proxy.engine.measuring import Measurer
 from proxy.engine.reading import LocatedBody
 from proxy.engine.run import Run
+from proxy.engine.stored_histories import StoredHistories
 
 STATED = frozenset({"configured", "server", "request"})
 """Sources of a window that a person or the server stated; a table may be wrong about this server."""
@@ -43,6 +45,7 @@ class Retries:
     def __init__(self, measurer: Measurer, learned: LearnedRoutes) -> None:
         self._measurer = measurer
         self._learned = learned
+        self._stored = StoredHistories()
 
     def may_retry(self, overflow: Overflow | None) -> bool:
         """True if a smaller view may be sent for *overflow*; every other error goes to the client."""
@@ -115,10 +118,12 @@ class Retries:
             return await self._with_less_output(view, overflow)
         request = view.request
         located = await self._measurer.located(request)
-        if located.envelope.stored and self._measurer.policy.stored != "truncate":
-            return None
         if located.envelope.stored:
-            return with_truncation(located, view)
+            truncated: View | None = None
+            if self._measurer.policy.stored == "truncate":
+                truncated = with_truncation(located, view)
+            self._stored.refused(view, located, overflow, is_final=truncated is None)
+            return truncated
         sent = await self._tokens_of(view, located)
         known, window = self._route_after(view, overflow, sent)
         measured = await self._measurer.count(request, located, known, window)
@@ -127,6 +132,20 @@ class Retries:
             if isinstance(decision, Forward) and is_smaller(decision.view, view, sent):
                 return _after(view, decision.view)
         return None
+
+    async def continued(self, decision: Forward | Reject) -> Forward | Reject:
+        """Return *decision*, whose view continues a history that its upstream stores, as that may accept it.
+
+        Raises ``StoredHistoryTooLong`` if the upstream has refused it before.
+        """
+        view = decision.view
+        if isinstance(decision, Reject) or self._measurer.mode_of(view.request) != "on":
+            return decision
+        return Forward(self._stored.as_accepted(view, await self._measurer.located(view.request)))
+
+    async def note_continued(self, view: View, head: bytes) -> None:
+        """Note the response that begins in *head* and continues a history, so that its own continuation is known."""
+        self._stored.answered(view, await self._measurer.located(view.request), head)
 
     def _route_after(self, view: View, overflow: Overflow, sent: int) -> tuple[KnownRoute, int]:
         """Return the route as known after *view* of *sent* tokens was refused, and the window to measure by."""

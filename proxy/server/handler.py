@@ -22,7 +22,7 @@ from msgspec import structs
 from proxy.core.apis import gemini
 from proxy.core.apis.gemini_path import model_in_resource, path_for, renamed_body
 from proxy.core.apis.json_edit import with_model
-from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamTimeout, UpstreamUnreachable
+from proxy.core.errors import Forbidden, InvalidRequest, UllageError, UpstreamError, UpstreamTimeout
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import INTERNAL_ERROR, NO_USAGE, SERVED, Report, Usage, response_headers
 from proxy.engine.include_usage import UsageHider
@@ -264,7 +264,7 @@ class Handler:
             answer, parsed = self._engine.pass_through, unread_request(plain, call.path, headers, tenant, request_id)
         try:
             outcome = await answer(parsed)
-        except (UpstreamUnreachable, UpstreamTimeout) as error:
+        except UpstreamError as error:
             model = parsed.path_model or named_model(parsed.body, complete=True)
             call.report = call.report.with_(model=model, upstream=error.upstream)
             raise
@@ -465,7 +465,7 @@ class Handler:
                 is_followed=first != b"",
             )
             reason = await relay_body(reply, out, observer, first, is_stream=is_stream)
-        except (UpstreamUnreachable, UpstreamTimeout):
+        except UpstreamError:
             api = call.path.error_api
             reason = response.end_broken(out, observer, api, is_stream=is_readable, is_sized=is_sized)
         finally:

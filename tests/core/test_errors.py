@@ -40,6 +40,7 @@ EVERY: list[UllageError] = [
     errors.Overloaded("x"),
     errors.UpstreamUnreachable("local", "refused"),
     errors.UpstreamTimeout("local", 30),
+    errors.StoredHistoryTooLong("local"),
     ContextTooLong(tokens=900, limit=1000, reserve=200, largest="tools", largest_tokens=700),
 ]
 
@@ -47,7 +48,7 @@ EVERY: list[UllageError] = [
 def test_every_error_is_tried() -> None:
     """The list above names each kind of error there is."""
     named = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UllageError)}
-    assert {type(error) for error in EVERY} == named - {UllageError}
+    assert {type(error) for error in EVERY} == named - {UllageError, errors.UpstreamError}
 
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
@@ -84,6 +85,7 @@ def test_statuses_are_those_clients_act_on() -> None:
         "Overloaded": 503,
         "UpstreamUnreachable": 502,
         "UpstreamTimeout": 504,
+        "StoredHistoryTooLong": 400,
         "ContextTooLong": 400,
     }
 

@@ -302,7 +302,7 @@ async def test_no_more_than_three_calls() -> None:
 async def test_a_stored_history_is_left_to_the_provider() -> None:
     """An overflow of what only the provider has is answered with leave to truncate, once, and teaches nothing."""
     engine, body = EngineFixture(), json.dumps({"model": "m", "input": "Go on.", **STORED}).encode()
-    first, _ = await play(
+    first, *_ = await play(
         """
         client   >> question, api=responses
         upstream << stub, question, truncation=-
@@ -313,12 +313,13 @@ async def test_a_stored_history_is_left_to_the_provider() -> None:
         report   : stages=truncation
         learned  : nothing
 
-        client   >> question, api=responses     # now the provider truncates and it is too long all the same
-        upstream << stub, question
-        upstream >> 400 too_long
+        client   >> question, api=responses     # it is known that the provider has to truncate: it is at once
         upstream << stub, truncation=auto
-        upstream >> 400 too_long
+        upstream >> 400 too_long                # and now it is too long all the same
         client   << 400 too_long
+
+        client   >> question, api=responses     # the same again is refused here
+        client   << raises StoredHistoryTooLong
         """,
         engine,
         question=body,
