@@ -308,8 +308,12 @@ def _may_connect_later(error: aiohttp.ClientConnectorError) -> bool:
 def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"its host name {error.host!r} does not resolve"
+    if isinstance(error.os_error, ssl.SSLCertVerificationError):
+        reason = error.os_error.verify_message
+        return f"no TLS, since its certificate is not trusted ({reason}): SSL_CERT_FILE can name authorities to trust"
     if isinstance(error.os_error, ssl.SSLError) or isinstance(error, aiohttp.ClientSSLError):
-        return "the TLS connection could not be made"
+        reason = getattr(error.os_error, "reason", None) or "unknown reason"
+        return f"the TLS connection could not be made ({reason.replace('_', ' ').lower()})"
     return f"connecting to {error.host}:{error.port} failed ({error.os_error.strerror or 'refused'})"
 
 

@@ -73,9 +73,24 @@ async def test_tls_that_cannot_be_verified_is_refused(tmp_path):
     context.load_cert_chain(self_signed(tmp_path))
     server = await asyncio.start_server(stage.serve, "127.0.0.1", 0, ssl=context)
     upstream = Upstreams([Target("up", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
-    with pytest.raises(UpstreamUnreachable, match="TLS"):
+    with pytest.raises(UpstreamUnreachable, match=r"TLS.*not trusted \(self.signed certificate.*SSL_CERT_FILE"):
         await upstream.send("up", "POST", "/v1/x", [("Authorization", "Bearer k")], b"{}")
     assert stage.heard == []
+    await upstream.close()
+    server.close()
+
+
+async def test_a_server_that_speaks_no_tls_is_named_as_such():
+    """The reason of a failed handshake is in the error: a wrong scheme in the base URL looks so."""
+
+    async def answer_in_plain(reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer_in_plain, "127.0.0.1", 0)
+    upstream = Upstreams([Target("up", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
+    with pytest.raises(UpstreamUnreachable, match=r"TLS connection could not be made \((?:wrong version|record)"):
+        await upstream.send("up", "POST", "/v1/x", [], b"{}")
     await upstream.close()
     server.close()
 
