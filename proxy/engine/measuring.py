@@ -235,8 +235,9 @@ def _client_compaction(reading: CountedBody) -> str:
     spans, body, items = reading.scan.spans, reading.body, reading.items
     if not items or (items[-1].answers and not items[-1].user_tokens):
         return ""
-    history = reading.counts.roles.assistant > 0
-    return compacting_client(reading.envelope, body[slice(*spans[0])], body[slice(*spans[-1])], history)
+    roles = reading.counts.roles
+    first, last = body[slice(*spans[0])], body[slice(*spans[-1])]
+    return compacting_client(reading.envelope, first, last, roles.assistant > 0, has_results=roles.tool > 0)
 
 
 async def with_calls_read(decision: FinalDecision) -> FinalDecision:

@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.core.apis.envelope import read_envelope
-from proxy.core.client_compaction import (
-    HEAD,
-    METADATA_HEADER,
-    TAIL,
-    announced_client,
-    compacting_client,
-    is_summariser,
-    requests_continuation,
-    requests_recap,
-    requests_text_only,
-    without_prompt,
-)
+from proxy.core.client_compaction import METADATA_HEADER, announced_client, compacting_client, without_prompt
+from tests.support.handovers import HANDOVERS, OTHER_REQUESTS
 
 CLAUDE = (
     "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\nWrite an <analysis> block, then a <summary> block."
@@ -319,78 +309,6 @@ def test_what_cannot_be_read_asks_nothing() -> None:
     assert without_prompt(b"{") == b""
 
 
-CHAT = "Ann: did you read it?\nBob: I did, it is fine.\n" * 100
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Sum up this session so that a new agent can resume it: write a summary of all that matters.",
-        "Distill the transcript into notes; they will be the only memory you have.",
-        CHAT + "\n\nCondense these messages so that the work can continue.",
-        "Compress the conversation below without losing decisions.\n\n" + CHAT,
-        "请总结到目前为止的对话，以便继续工作。",
-    ],
-)
-def test_a_wish_to_go_on_is_found_at_either_end(text: str) -> None:
-    """The intent is recognised at the head or at the tail, before or behind a conversation."""
-    assert requests_continuation(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "Continue with the session.",
-        "Write a function that summarizes the history and continues.",
-        "What does this do?\nsummarize the conversation so that it continues",
-        "Is the summary of the conversation continued below?",
-        "Translate: summarize the conversation to continue it.",
-        "Another language model started on this and wrote a summary of the conversation; continue from it.",
-        "写一个函数，压缩对话历史，以便继续。",
-    ],
-)
-def test_other_deeds_are_no_wish_to_go_on(text: str) -> None:
-    """Code, questions, translations and summaries that are handed on name the same things and want another."""
-    assert not requests_continuation(text)
-
-
-def test_with_tools_the_reader_must_be_elsewhere() -> None:
-    """If tools may be called, a wish to go on must say that its answer is read elsewhere or calls nothing."""
-    assert requests_text_only("Write a summary of this session for the next agent.")
-    assert requests_text_only("Summarize the conversation. Do not call any tools.")
-    assert not requests_text_only("Write a summary of this session and continue.")
-    assert not requests_text_only("x" * HEAD + " Write a summary of this session for the next agent.")
-
-
-def test_a_recap_is_of_the_conversation_it_stands_in() -> None:
-    """A pasted conversation, and the history of something else, are not."""
-    assert requests_recap("Summarize our chat so far.", has_history=False)
-    assert requests_recap(
-        "Summarize our chat so far: what we did, what is left and what we wanted to do.", has_history=True
-    )
-    assert not requests_recap("Summarize this chat:\n\n" + CHAT, has_history=False)
-    assert not requests_recap("Summarize the history of Rome.", has_history=True)
-
-
-def test_a_summariser_is_one_by_its_role() -> None:
-    """The first words of a system text say so; before a history it must also say that things go on."""
-    assert is_summariser("You are an assistant that condenses conversations.", has_history=False)
-    assert not is_summariser("You are an assistant that condenses conversations.", has_history=True)
-    assert is_summariser(
-        "You condense chats.\nYour task is to summarize a chat so that it can continue.", has_history=True
-    )
-    assert not is_summariser("You are a coding agent. Keep the conversation short.", has_history=False)
-    assert not is_summariser("You are a judge of how well a summary tells a conversation.", has_history=False)
-
-
-def test_only_both_ends_are_looked_at() -> None:
-    """The middle of a long text is no request, and reading it costs nothing."""
-    wish = " Write a summary of this session so that it can be resumed. "
-    assert requests_continuation("x " * 100 + wish)
-    assert not requests_continuation("x " * HEAD + wish + "x " * TAIL)
-
-
 PROMPTS = [
     json.loads(line)
     for line in (Path(__file__).parents[1] / "data" / "compaction_prompts.jsonl").read_text("utf-8").splitlines()
@@ -428,3 +346,25 @@ def test_letters_of_any_script_count_escaped_and_as_they_are() -> None:
 def test_requests_that_merely_speak_of_summaries(row: dict[str, Any]) -> None:
     """A text for people, code, a question or other work is no compaction."""
     assert not recognised(row)
+
+
+def handover_client(text: str, *, is_escaped: bool = False, has_results: bool = True, **members: Any) -> str:
+    outline = read_envelope(json.dumps({"model": "m", "messages": [], **members}), ("max_tokens",))
+    last = json.dumps({"role": "user", "content": text}, ensure_ascii=is_escaped).encode()
+    return compacting_client(outline, b"{}", last, True, has_results=has_results)
+
+
+def test_a_handover_is_recognised_if_the_tools_are_gone() -> None:
+    """Who takes over, or that the context is full, says enough if the conversation called tools and now has none."""
+    for is_escaped in (True, False):
+        missed = [text for text in HANDOVERS if handover_client(text, is_escaped=is_escaped) != "other"]
+        assert len(missed) <= 0.16 * len(HANDOVERS), missed
+    assert {handover_client(text, **TOOLED) for text in HANDOVERS} == {""}
+
+
+def test_other_requests_without_tools_are_none() -> None:
+    """A final answer, documentation for the next developer or a mail requests no compaction."""
+    assert [text for text in OTHER_REQUESTS if handover_client(text)] == [
+        "An other engineer resumed the deployment, please check that it is healthy."
+    ]
+    assert handover_client(HANDOVERS[0], has_results=False) == ""
