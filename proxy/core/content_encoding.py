@@ -11,10 +11,10 @@ from collections.abc import Callable
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-_PIECE = 64
+ZSTANDARD_PIECE = 64
 """Bytes that Zstandard decodes at a time. Its decoder takes no limit, so this bounds what one call can return."""
 
-_ZSTANDARD_WINDOW = 2**23
+ZSTANDARD_WINDOW = 2**23
 """Bytes of the largest window that an HTTP sender may use: https://www.rfc-editor.org/rfc/rfc9659"""
 
 
@@ -132,14 +132,14 @@ class _Brotli:
 
 class _Zstandard:
     def __init__(self) -> None:
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW)
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTANDARD_WINDOW)
         self._decoder = self._decompressor.decompressobj()
 
     def __call__(self, data: bytes, room: int) -> bytes:
         decoded = bytearray()
-        for at in range(0, len(data), _PIECE):
+        for at in range(0, len(data), ZSTANDARD_PIECE):
             try:
-                self._add_frames(decoded, data[at : at + _PIECE])
+                self._add_frames(decoded, data[at : at + ZSTANDARD_PIECE])
             except zstandard.ZstdError:
                 if not decoded:
                     raise

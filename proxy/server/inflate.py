@@ -6,6 +6,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
+import zstandard
+
+from proxy.core.content_encoding import ZSTANDARD_PIECE, ZSTANDARD_WINDOW
 from proxy.core.errors import BodyTooLarge, InflatesTooFar, InvalidRequest, UllageError
 from proxy.server.config import Limits
 from proxy.tasks import offload
@@ -17,10 +20,15 @@ _PIECE: Final = 2**16
 """Bytes of input of one call at most, since each call copies the input that it leaves."""
 
 _MOST_MEMBERS: Final = 4096
-"""Members of a compressed body, four times as many as ``bgzip`` writes for 64 MiB.
+"""Members or frames of a compressed body, four times as many as ``bgzip`` writes for 64 MiB.
 
 Each takes a decompressor of its own: https://www.rfc-editor.org/rfc/rfc1952#section-2.2.
 """
+
+_ZSTANDARD: Final = "zstd"
+"""The content coding in which Codex sends its requests: https://www.rfc-editor.org/rfc/rfc8878#section-7.2"""
+
+_INVALID: Final = (zlib.error, zstandard.ZstdError)
 
 _ANY_RATIO: Final = 2**16
 """Bytes that any compressed body may inflate to, whatever the ratio: small bodies often compress very well."""
@@ -49,34 +57,58 @@ async def inflated(body: bytes, encoding: str, limits: Limits) -> bytes:
     coding = encoding.strip().lower()
     if coding in ("", "identity"):
         return body
-    if coding not in _WINDOWS:
+    if coding != _ZSTANDARD and coding not in _WINDOWS:
         raise UnsupportedEncoding(
-            f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate or none."
+            f"Request bodies in content-encoding {coding[:40]!r} are not read; send gzip, deflate, zstd or none."
         )
     # The time depends on the output, so the largest possible output decides whether this runs on a thread.
     return await offload(min(limits.body, len(body) * limits.inflation), _inflate, body, coding, limits)
 
 
 def _inflate(body: bytes, coding: str, limits: Limits) -> bytes:
-    error: zlib.error | None = None
-    for window in _WINDOWS[coding]:
+    error: Exception | None = None
+    for steps in _ways(body, coding):
         try:
-            return _members(body, window, limits)
-        except zlib.error as invalid:
+            return _joined(steps, len(body), limits)
+        except _INVALID as invalid:
             error = error or invalid
     raise InvalidRequest(f"The request body is not valid {coding}.") from error
 
 
-def _members(body: bytes, window: int, limits: Limits) -> bytes:
-    """Return all members of the compressed *body*, inflated and joined."""
+def _ways(body: bytes, coding: str) -> Iterator[Iterator[bytes]]:
+    """Yield the steps of each way to read *body* in *coding*, in the order in which they are tried."""
+    if coding == _ZSTANDARD:
+        yield _frames(body)
+    for window in _WINDOWS.get(coding, ()):
+        yield _steps(body, window)
+
+
+def _joined(steps: Iterator[bytes], sent: int, limits: Limits) -> bytes:
+    """Return the output of *steps*, of a body of *sent* bytes, if it is not too large."""
     parts: list[bytes] = []
     size = 0
-    most = max(limits.inflation * len(body), _ANY_RATIO)
-    for part in _steps(body, window):
+    most = max(limits.inflation * sent, _ANY_RATIO)
+    for part in steps:
         size += len(part)
         _refuse_too_large(size, most, limits)
         parts.append(part)
     return b"".join(parts)
+
+
+def _frames(body: bytes) -> Iterator[bytes]:
+    """Yield the output of each piece of *body*, which is one frame of Zstandard or several in a row."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTANDARD_WINDOW)
+    frames, decoder = 1, decompressor.decompressobj()
+    for start in range(0, len(body), ZSTANDARD_PIECE):
+        data = body[start : start + ZSTANDARD_PIECE]
+        while data:
+            if decoder.eof:
+                frames, decoder = frames + 1, decompressor.decompressobj()
+                _refuse_too_many(frames)
+            yield decoder.decompress(data)
+            data = decoder.unused_data
+    if body and not decoder.eof:
+        raise zstandard.ZstdError("the body ends early")
 
 
 def _steps(body: bytes, window: int) -> Iterator[bytes]:
@@ -100,9 +132,14 @@ def _steps(body: bytes, window: int) -> Iterator[bytes]:
 
 def _member(number: int, window: int) -> zlib._Decompress:
     """Return the decompressor for member *number*. Raises ``InvalidRequest`` above the limit."""
-    if number > _MOST_MEMBERS:
-        raise InvalidRequest(f"The compressed request body has more than {_MOST_MEMBERS} members.")
+    _refuse_too_many(number)
     return zlib.decompressobj(window)
+
+
+def _refuse_too_many(members: int) -> None:
+    """Raise ``InvalidRequest`` if a body has that many *members*."""
+    if members > _MOST_MEMBERS:
+        raise InvalidRequest(f"The compressed request body has more than {_MOST_MEMBERS} members.")
 
 
 def _refuse_too_large(size: int, most: int, limits: Limits) -> None:
