@@ -148,8 +148,8 @@ class StreamEnd:
 
 
 _ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_MOST_CHUNKS: Final = 64
-"""Chunks of one event that are stored; then only its beginning and its end are."""
+_MOST_CHUNKS: Final = 16
+"""Chunks of one event that are stored; then only its beginning and its end are. One has a quarter of a MiB at most."""
 
 
 class NewestEvent:
@@ -204,7 +204,9 @@ class NewestEvent:
         return events, data[end:]
 
     def _shorten(self) -> None:
-        _, rest = self._split()
+        data = b"".join(self._chunks)
+        # An end among the last bytes is that of the newest event itself.
+        rest = data[max(0, *(data.rfind(end, 0, -_LONGEST_END) for end in _ENDS)) :]
         if len(rest) > 2 * _LONGEST:
             rest = rest[:_LONGEST] + rest[-_LONGEST:]
         self._chunks = [rest]

@@ -128,6 +128,9 @@ def test_a_final_event_is_recognised_however_it_is_cut(size):
 
 
 def test_of_a_long_event_little_is_stored():
-    """However long an event is, and wherever it is cut, at most 64 chunks of it are stored."""
-    event = newest(b"data: " + b"x" * 100_000, 100)
-    assert sum(map(len, event._chunks)) <= 65 * 100
+    """However long an event is, and wherever it is cut, at most 16 chunks are stored, of the newest event only."""
+    assert sum(map(len, newest(b"data: " + b"x" * 100_000, 100)._chunks)) <= 17 * 100
+    for times in range(1, 40):
+        stream = newest(b": x\n\n" * times + b"data: [DONE]\n\n", 1)
+        assert sum(map(len, stream._chunks)) <= 16 + 15
+        assert stream.is_final
