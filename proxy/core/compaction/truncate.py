@@ -117,8 +117,11 @@ def truncate_to(text: str, lines: int, size: int, tokens: int, count: Count) -> 
         missing = max(0, tokens - shorter_tokens - tokens // _AIMED_BELOW)
         step = (size - least) * missing // max(1, longer_tokens - shorter_tokens)
         result = truncate(text, lines, least + step, tail=True)
-        if result in (shorter, longer):
+        if result == shorter:
             break
+        if result == longer:
+            size = least + step * 7 // 8  # cut at the same edge: the next one is further inside
+            continue
         result_tokens = count(result)
         if result_tokens > tokens:
             longer, longer_tokens, size = result, result_tokens, least + step

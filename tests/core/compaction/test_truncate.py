@@ -112,6 +112,15 @@ def test_no_more_is_lost_than_needed(text: str, tokens: int) -> None:
     assert sum(counted) <= 6 * len(result)
 
 
+@pytest.mark.parametrize("tokens", range(7_000, 8_000, 100))
+def test_a_cut_that_a_smaller_size_leaves_the_same_goes_further(tokens: int) -> None:
+    """Of long lines that take unequal tokens, two sizes may be cut at the same line end: only the marker stayed."""
+    rows = [f"row {n} " + ("word " if n * n % 7 else '"a-1": 2.5, ') * (n * 37 % 150) for n in range(200)]
+    text = "\n".join(rows)
+    size = len(text) * tokens * 17 // (count_tokens(text) * 16)
+    assert tokens * 2 // 3 <= count_tokens(truncate_to(text, 1_000, size, tokens, count_tokens)) <= tokens
+
+
 def test_a_text_of_which_only_the_marker_is_left_is_cut_no_further() -> None:
     """Thousands of short results with no room for any of them cost two counts each."""
     counted: list[str] = []
