@@ -44,7 +44,7 @@ An upstream that puts no date or request id into its answers' heads, as many loc
 for the length of the body. Such an answer bypasses the parser if all of it came at once.
 
 Private names of aiohttp are used because it has no public ones for this: ``_tail`` of its protocol (bytes that came
-early), ``_paused`` and ``_reading_paused`` of ``BaseProtocol`` (back-pressure), the buffer of a ``StreamReader``.
+early), ``_reading_paused`` of ``BaseProtocol`` (back-pressure), the buffer of a ``StreamReader``.
 ``pyproject.toml`` pins its minor version, and ``tests/upstream/test_connection_pool.py`` checks them.
 """
 
@@ -359,7 +359,9 @@ class PooledConnection(BaseProtocol):
                 self.received_at = now
             is_over = now - self.received_at > timeouts.idle
         else:
-            if self._paused:
+            # Not by ``pause_writing``, which ``writelines`` fails to call up to Python 3.12.8 and 3.13.1:
+            # https://github.com/python/cpython/issues/127655
+            if self.transport is not None and self.transport.get_write_buffer_size():
                 self.waits_since = now
             is_over = now - self.waits_since > timeouts.first_byte or now - self.written_at > timeouts.total
         if is_over:

@@ -45,7 +45,7 @@ def test_the_names_of_aiohttp_that_are_used():
     """This minor version of aiohttp is the one whose private names are known, and it has them."""
     assert aiohttp.__version__.startswith("3.14.")
     assert HttpResponseParser.__module__ == "aiohttp._http_parser"
-    assert {"_paused", "_reading_paused", "_parser", "transport"} <= set(BaseProtocol.__slots__)
+    assert {"_reading_paused", "_parser", "transport"} <= set(BaseProtocol.__slots__)
     assert list(inspect.signature(BaseProtocol.resume_reading).parameters) == ["self", "resume_parser"]
     assert list(inspect.signature(aiohttp.TCPConnector.connect).parameters) == ["self", "req", "traces", "timeout"]
 
