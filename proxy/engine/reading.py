@@ -307,7 +307,7 @@ class Reader:
             member = self._items.get(name)
             if member is None:
                 count = self.count_tools(encoding, model) if key in TOOLS else self.count(encoding, model)
-                parts = injected_in(envelope.texts.get(key, ""), count)
+                [parts] = injected_in((envelope.texts.get(key, ""),), count)
                 member = self._items[name] = Item("system", count(text), 0, b"", injected=parts)
             tokens[key] = member.tokens
             injected += member.injected

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list, no_marker
-from proxy.core.apis.items import PLAIN, digest, plain_user_message, text_item, text_message, tokens_of
+from proxy.core.apis.items import PLAIN, UncountedItem, digest, plain_user_message, text_message, tokens_of
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -24,9 +24,8 @@ from proxy.core.apis.json_edit import (
     with_content,
 )
 from proxy.core.apis.json_steps import objects
-from proxy.core.conversation import Count, Injected, Item, ItemText, Role
-from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
-from proxy.core.tokens.media import is_guess, is_media, part_tokens
+from proxy.core.conversation import ItemText, Role
+from proxy.core.tokens.media import Prices, is_guess, is_media, part_tokens
 
 API = "chat"
 
@@ -90,41 +89,37 @@ class _Call(NamedTuple):
     arguments: str
 
 
-def _item(message: dict[str, Any], name: bytes, count: Count) -> Item:
-    """Return the item of one message; *name* is its digest."""
+def _uncounted(message: dict[str, Any], prices: Prices) -> UncountedItem:
+    """Return what is counted of one message."""
     if len(message) == PLAIN and (plain := text_message(message, ROLES)):
-        return text_item(*plain, PER_MESSAGE, name, count)
+        role, text = plain
+        return UncountedItem(role, PER_MESSAGE, [text], user_texts=[text])
     role = ROLES.get(str(message.get("role")), "user")
     calls, answers = _calls(message), _answers(message)
+    tokens = PER_MESSAGE + PER_CALL * len(calls) + PER_NAME * bool(message.get("name"))
     # The legacy call has no id and is named by its function, as its result is.
     names = tuple([call.id or f"function:{call.name}" for call in calls])
-    text, media, guess = _weigh(message, calls, count)
-    injected: tuple[Injected, ...] = ()
+    item = UncountedItem(role, tokens, _counted(message, calls), names, answers)
     if role in ("system", "user"):
-        injected = injected_in(_content_text(message), count)
-    return Item(role, text + media, media, name, names, answers, guess, injected)
+        item.user_texts = [_content_text(message)]
+    if isinstance(message.get("content"), list):
+        _add_media(message["content"], item, prices)
+    return item
 
 
-read_item = partial(items.read_item, LIST, _item, digest)
-read_items = partial(items.read_items, LIST, _item, digest)
+read_item = partial(items.read_item, LIST, _uncounted, digest)
+read_items = partial(items.read_items, LIST, _uncounted, digest)
 
 
-def _weigh(message: dict[str, Any], calls: Sequence[_Call], count: Count) -> tuple[int, int, int]:
-    """Return the tokens of a message with these *calls*: of its text, of its media, and those that are a guess."""
-    text = PER_MESSAGE + PER_CALL * len(calls) + PER_NAME * bool(message.get("name"))
-    text += total_tokens(_counted(message, calls), count)
-    if not isinstance(message.get("content"), list):
-        return text, 0, 0
-    prices = prices_of(count)
-    media = guess = 0
-    for part in objects(message.get("content")):
+def _add_media(parts: Sequence[Any], item: UncountedItem, prices: Prices) -> None:
+    """Add the tokens of the media among *parts* to *item*."""
+    for part in objects(parts):
         tokens = part_tokens(part, prices)
         if tokens is None:
             continue
-        media += tokens
+        item.media += tokens
         if is_guess(part):
-            guess += tokens
-    return text, media, guess
+            item.guess += tokens
 
 
 def _item_text(message: dict[str, Any]) -> ItemText:
@@ -277,21 +272,20 @@ def _listed(message: Mapping[str, Any], key: str) -> list[Any]:
 
 def _calls(message: Mapping[str, Any]) -> list[_Call]:
     """Return the tool calls of a message, and behind them the legacy ``function_call``."""
-    calls: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     if isinstance(message.get("tool_calls"), list):
-        calls = [call for call in message["tool_calls"] if isinstance(call, dict)]
+        listed = [call for call in message["tool_calls"] if isinstance(call, dict)]
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
-        calls.append({"function": legacy})
-    return [_read_call(call) for call in calls]
-
-
-def _read_call(call: dict[str, Any]) -> _Call:
-    function = _named(call)
-    arguments = function.get("arguments", function.get("input", ""))
-    if not isinstance(arguments, str):
-        arguments = to_json(arguments)
-    return _Call(str(call.get("id") or ""), str(function.get("name", "")), arguments)
+        listed.append({"function": legacy})
+    calls: list[_Call] = []
+    for call in listed:
+        function = _named(call)
+        arguments = function.get("arguments", function.get("input", ""))
+        if not isinstance(arguments, str):
+            arguments = to_json(arguments)
+        calls.append(_Call(str(call.get("id") or ""), str(function.get("name", "")), arguments))
+    return calls
 
 
 def _answers(message: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
 from proxy.core.apis.gemini_path import WRAPPED
-from proxy.core.apis.items import Weight, digest, tokens_of, weighed_item
+from proxy.core.apis.items import UncountedItem, digest, tokens_of
 from proxy.core.apis.json_edit import (
     Path,
     Slot,
@@ -34,8 +34,7 @@ from proxy.core.apis.json_edit import (
 from proxy.core.apis.json_scan import members
 from proxy.core.apis.json_steps import as_object, decode
 from proxy.core.apis.portable import SIGNATURES
-from proxy.core.conversation import Count, Item, ItemText, Role
-from proxy.core.tokens.counting import prices_of
+from proxy.core.conversation import ItemText, Role
 from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens
 
 API = "gemini"
@@ -105,18 +104,15 @@ def with_item_list(body: bytes) -> bytes | None:
     return inner.encode()
 
 
-def _item(content: dict[str, Any], name: bytes, count: Count) -> Item:
-    """Return the item of one content; *name* is its digest."""
+def _uncounted(content: dict[str, Any], prices: Prices) -> UncountedItem:
+    """Return what is counted of one content."""
     parts = _parts(content)
-    role = _role(content, parts)
-    weight = Weight(PER_CONTENT)
+    item = UncountedItem(_role(content, parts), PER_CONTENT, user_texts=list(_texts(parts)))
+    item.calls, item.answers = _names(parts, "call"), _names(parts, "result")
     for part in parts:
-        _weigh(part, weight, count)
-    for key, value in content.items():
-        if key not in ("role", "parts") and value:
-            weight.text += count(to_json(value))
-    calls, answers = _names(parts, "call"), _names(parts, "result")
-    return weighed_item(role, weight, name, calls, answers, _texts(parts), count)
+        _add_part(part, item, prices)
+    item.texts += [to_json(value) for key, value in content.items() if key not in ("role", "parts") and value]
+    return item
 
 
 def _digest(content: dict[str, Any], *, large: bool) -> bytes:
@@ -125,8 +121,8 @@ def _digest(content: dict[str, Any], *, large: bool) -> bytes:
     return digest({**content, "role": content.get("role") or "user", "parts": parts}, large=large)
 
 
-read_item = partial(items.read_item, LIST, _item, _digest)
-read_items = partial(items.read_items, LIST, _item, _digest)
+read_item = partial(items.read_item, LIST, _uncounted, _digest)
+read_items = partial(items.read_items, LIST, _uncounted, _digest)
 
 
 def _role(content: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Role:
@@ -157,42 +153,44 @@ def _names(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _weigh(part: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    """Add the tokens of *part* to *weight*."""
-    signature = _signature(part)
-    opaque = opaque_tokens(len(signature))
-    weight.sealed += opaque
-    weight.guess += opaque
+def _add_part(part: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:
+    """Add *part* to *item*."""
+    opaque = opaque_tokens(len(_signature(part)))
+    item.sealed += opaque
+    item.guess += opaque
     kind = _kind(part)
     if kind == "media":
-        _weigh_media(_value(part), weight, count)
+        _add_media(_value(part), item, prices)
         return
-    tokens = _part_tokens(part, kind, count)
     if kind == "result":
         for media in _values(_parts(_value(part)), "media"):
-            _weigh_media(media, weight, count)
+            _add_media(media, item, prices)
+    frame = 0
+    if kind != "text":
+        frame = PER_CALL
     if _is_sealed(part):
-        weight.sealed += tokens
+        item.sealed += frame
+        item.sealed_texts += _part_texts(part, kind)
     else:
-        weight.text += tokens
+        item.text += frame
+        item.texts += _part_texts(part, kind)
 
 
-def _part_tokens(part: Mapping[str, Any], kind: str, count: Count) -> int:
-    """Return the tokens of a part without media and signature."""
+def _part_texts(part: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    """Return the texts of a part without media and signature."""
     if kind == "text":
-        return count(_text(part))
-    value = _value(part)
+        return (_text(part),)
     if kind in _EDITABLE:
-        texts = (str(value.get("name")), str(value.get("id") or ""), to_json(value.get(_EDITABLE[kind])))
-        return PER_CALL + sum(map(count, texts))
-    return PER_CALL + count(to_json(_unsigned(part)))
+        value = _value(part)
+        return str(value.get("name")), str(value.get("id") or ""), to_json(value.get(_EDITABLE[kind]))
+    return (to_json(_unsigned(part)),)
 
 
-def _weigh_media(value: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    tokens, guessed = _media_tokens(value, prices_of(count))
-    weight.media += tokens
+def _add_media(value: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:
+    tokens, guessed = _media_tokens(value, prices)
+    item.media += tokens
     if guessed:
-        weight.guess += tokens
+        item.guess += tokens
 
 
 def _media_tokens(value: Mapping[str, Any], prices: Prices) -> tuple[int, bool]:

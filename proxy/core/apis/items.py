@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -17,7 +17,8 @@ from proxy.core.apis.json_edit import json_bytes
 from proxy.core.apis.json_steps import ONE_CALL, decoded, dismantle, encode_in_steps, parse
 from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
-from proxy.core.tokens.counting import injected_in
+from proxy.core.tokens.counting import injected_in, prices_of, token_counts
+from proxy.core.tokens.media import Prices
 
 DEEPEST = 250
 """Levels that an item may nest; a deeper one is refused before Python's own limit of 1,000 frames is near."""
@@ -38,23 +39,35 @@ _FIGURES = frozenset({int, float, bool})
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-class Weight(msgspec.Struct):
-    """Tokens of one item, added up part by part; ``sealed`` are those of parts that must not be edited."""
+class UncountedItem(msgspec.Struct):
+    """What was read of one element: its texts, and the tokens of all but them.
 
-    text: int = 0
+    ``text`` are the tokens of roles, names and separators, ``media`` those of its media, ``sealed`` those of parts that
+    must not be edited; ``guess`` is only an estimate. ``texts`` and ``sealed_texts`` are added to ``text`` and
+    ``sealed`` when they are counted. ``signed`` are the tokens of signatures, each with the texts that are in it once
+    more. ``user_texts``, which are among the others, are not the model's.
+    """
+
+    role: Role
+    text: int
+    texts: list[str] = []
+    calls: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    user_texts: list[str] = []
     media: int = 0
     guess: int = 0
     sealed: int = 0
+    sealed_texts: list[str] = []
+    signed: list[tuple[int, list[str]]] = []
 
-    @property
-    def total(self) -> int:
-        """All tokens of the item."""
-        return self.text + self.media + self.sealed
+
+Read = Callable[[dict[str, Any], Prices], UncountedItem]
+"""Reads an element's object, whose media have these prices."""
 
 
 def read_item(
     name: str,
-    read: Callable[..., Item],
+    read: Read,
     digest_of: Callable[..., bytes],
     raw: bytes,
     count: Count,
@@ -63,7 +76,7 @@ def read_item(
 ) -> Item:
     """Return the item of one element's bytes in the list *name*.
 
-    *read* returns it from the element's object, its digest, and *count*; *digest_of* returns the digest.
+    *read* returns what is counted of the element's object, *digest_of* its digest.
 
     Raises ``InvalidRequest`` if it is no object.
     """
@@ -73,15 +86,16 @@ def read_item(
 
 def read_items(
     name: str,
-    read: Callable[..., Item],
+    read: Read,
     digest_of: Callable[..., bytes],
     raws: Iterable[bytes],
     count: Count,
     *,
     with_digest: bool = True,
 ) -> list[Item]:
-    """Return the item of each of *raws*, as ``read_item`` does. Small ones are parsed together."""
+    """Return the item of each of *raws*, as ``read_item`` does. Small ones are read and counted together."""
     items: list[Item] = []
+    prices = prices_of(count)
     for values, large in decoded(raws):
         if not all(isinstance(value, dict) for value in values):
             raise InvalidRequest(f"Every element of {name!r} must be an object.")
@@ -89,12 +103,13 @@ def read_items(
         try:
             if with_digest:
                 digests = [digest_of(value, large=large) for value in values]
-            items += map(read, values, digests, repeat(count))
+            uncounted = list(map(read, values, repeat(prices)))
         except RecursionError:
             raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
         finally:
             if large:
                 dismantle(values[0])
+        items += counted_items(uncounted, digests, count)
     return items
 
 
@@ -128,45 +143,37 @@ def text_message(message: Mapping[str, Any], roles: Mapping[str, Role]) -> tuple
     return item_role, text
 
 
-def text_item(role: Role, text: str, frame: int, name: bytes, count: Count) -> Item:
-    """Return the item of a message that is only *text*; *frame* are the tokens of its role, *name* is its digest."""
-    injected: tuple[Injected, ...] = ()
-    if role != "assistant":
-        injected = injected_in(text, count)
-    return Item(role, frame + count(text), 0, name, injected=injected)
-
-
-def weighed_item(
-    role: Role,
-    weight: Weight,
-    name: bytes,
-    calls: tuple[str, ...],
-    answers: tuple[str, ...],
-    user_texts: Iterable[str],
-    count: Count,
-) -> Item:
-    """Return the item of an element with many parts; *name* is its digest, *user_texts* are not the model's."""
+def counted_items(uncounted: Sequence[UncountedItem], digests: Iterable[bytes], count: Count) -> list[Item]:
+    """Return the items of *uncounted* with their *digests*: first all their texts are counted, in one run."""
     texts: list[str] = []
-    injected: tuple[Injected, ...] = ()
-    user_tokens = 0
-    if role != "assistant":
-        texts += user_texts
-    if texts:
-        injected = injected_in("\n".join(texts), count)
-    if role == "tool":
-        user_tokens = sum(map(count, texts))
-    return Item(
-        role,
-        weight.total,
-        weight.media,
-        name,
-        calls,
-        answers,
-        weight.guess,
-        injected=injected,
-        sealed=weight.sealed,
-        user_tokens=user_tokens,
-    )
+    user_texts: list[str] = []
+    for each in uncounted:
+        texts += each.texts
+        texts += each.sealed_texts
+        texts += chain.from_iterable(contained for _, contained in each.signed)
+        own = ""
+        if each.role != "assistant":
+            texts += each.user_texts
+            own = "\n".join(each.user_texts)
+        user_texts.append(own)
+    tokens = token_counts(texts, count).__getitem__
+    parts: list[tuple[Injected, ...]] = [()] * len(user_texts)
+    if any(user_texts):
+        parts = injected_in(user_texts, count)
+    items: list[Item] = []
+    for each, name, injected in zip(uncounted, digests, parts, strict=True):
+        text = each.text + sum(map(tokens, each.texts))
+        sealed, guess = each.sealed + sum(map(tokens, each.sealed_texts)), each.guess
+        for signature, contained in each.signed:
+            plain = sum(map(tokens, contained))
+            sealed += max(signature, plain)
+            guess += max(0, signature - plain)
+        user_tokens = 0
+        if each.role == "tool":
+            user_tokens = sum(map(tokens, each.user_texts))
+        total, links = text + each.media + sealed, (each.calls, each.answers)
+        items.append(Item(each.role, total, each.media, name, *links, guess, injected, sealed, user_tokens))
+    return items
 
 
 def tokens_of(read_item: Callable[..., Item], raw: bytes, count: Count) -> int:

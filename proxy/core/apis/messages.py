@@ -16,13 +16,11 @@ from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_item_list
 from proxy.core.apis.items import (
     PLAIN,
-    Weight,
+    UncountedItem,
     digest,
     plain_user_message,
-    text_item,
     text_message,
     tokens_of,
-    weighed_item,
 )
 from proxy.core.apis.json_edit import (
     Path,
@@ -36,9 +34,8 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_steps import decode
-from proxy.core.conversation import Count, Item, ItemText, Role
-from proxy.core.tokens.counting import prices_of, total_tokens
-from proxy.core.tokens.media import is_guess, opaque_tokens, part_tokens
+from proxy.core.conversation import ItemText, Role
+from proxy.core.tokens.media import Prices, is_guess, opaque_tokens, part_tokens
 
 API = "messages"
 
@@ -76,26 +73,23 @@ _OPAQUE: Final = frozenset({"signature", "data", "encrypted_content", "encrypted
 """Members that only the provider can read."""
 
 
-def _item(message: dict[str, Any], name: bytes, count: Count) -> Item:
-    """Return the item of one message; *name* is its digest."""
+def _uncounted(message: dict[str, Any], prices: Prices) -> UncountedItem:
+    """Return what is counted of one message."""
     if len(message) == PLAIN and (plain := text_message(message, _ROLES)):
-        return text_item(*plain, PER_MESSAGE, name, count)
+        role, text = plain
+        return UncountedItem(role, PER_MESSAGE, [text], user_texts=[text])
     blocks = _blocks(message)
-    weight = Weight(PER_MESSAGE)
-    calls: list[str] = []
-    answers: list[str] = []
+    item = UncountedItem(_role(message, blocks), PER_MESSAGE, user_texts=list(_user_texts(blocks)))
     for block in blocks:
-        _weigh(block, weight, count)
-        if block.get("type") == "tool_use" and block.get("id"):
-            calls.append(str(block["id"]))
-        elif _is_result(block):
-            answers.append(str(block["tool_use_id"]))
-    _weigh_members(message, weight, count)
-    return weighed_item(_role(message, blocks), weight, name, tuple(calls), tuple(answers), _user_texts(blocks), count)
+        _add_block(block, item, prices)
+    item.calls = tuple([str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id")])
+    item.answers = tuple([str(block["tool_use_id"]) for block in blocks if _is_result(block)])
+    item.texts += _other_members(message)
+    return item
 
 
-read_item = partial(items.read_item, LIST, _item, digest)
-read_items = partial(items.read_items, LIST, _item, digest)
+read_item = partial(items.read_item, LIST, _uncounted, digest)
+read_items = partial(items.read_items, LIST, _uncounted, digest)
 
 
 def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Role:
@@ -108,69 +102,74 @@ def _role(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> Ro
     return "user"
 
 
-def _weigh_members(message: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    """Add to *weight* the members that the API does not define but clients send."""
+def _other_members(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the members that the API does not define but clients send."""
     for key, value in message.items():
         if key in ("role", "content", "cache_control") or not value:
             continue
         if not isinstance(value, str):
             value = to_json(value)
-        weight.text += count(value)
+        yield value
 
 
-def _weigh(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    """Add the tokens of *block*, and of the blocks inside it, to *weight*."""
+def _add_block(block: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:
+    """Add *block*, and the blocks inside it, to *item*."""
     kind = block.get("type")
     if _is_media(block):
-        _weigh_media(block, weight, count)
+        _add_media(block, item, prices)
     elif kind == "text":
-        weight.text += count(_text(block.get("text")))
+        item.texts.append(_text(block.get("text")))
     elif kind == "tool_use":
-        texts = (_text(block.get("id")), _text(block.get("name")), to_json(block.get("input")))
-        weight.text += PER_CALL + total_tokens(texts, count)
+        item.text += PER_CALL
+        item.texts += (_text(block.get("id")), _text(block.get("name")), to_json(block.get("input")))
     elif kind == "tool_result":
-        weight.text += PER_CALL + count(_text(block.get("tool_use_id")))
+        item.text += PER_CALL
+        item.texts.append(_text(block.get("tool_use_id")))
         for part in _blocks(block):
-            _weigh(part, weight, count)
+            _add_block(part, item, prices)
     elif kind in ("document", "search_result"):
-        _weigh_document(block, weight, count)
+        _add_document(block, item, prices)
     else:
-        _weigh_sealed(block, weight, count)
+        _add_sealed(block, item)
 
 
-def _weigh_media(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    tokens = part_tokens(block, prices_of(count)) or 0
-    weight.media += tokens
+def _add_media(block: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:
+    tokens = part_tokens(block, prices) or 0
+    item.media += tokens
     if is_guess(block):
-        weight.guess += tokens
-    weight.text += sum(count(str(block[key])) for key in ("title", "context") if block.get(key))
+        item.guess += tokens
+    item.texts += [str(block[key]) for key in ("title", "context") if block.get(key)]
 
 
-def _weigh_document(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    """Add to *weight* a document or a search result: its labels, and the text or the blocks of its source."""
-    weight.text += sum(count(_text(block.get(key))) for key in ("title", "context", "source"))
+def _add_document(block: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:
+    """Add a document or a search result to *item*: its labels, and the text or the blocks of its source."""
+    item.texts += [_text(block.get(key)) for key in ("title", "context", "source")]
     source: Any = block
     if block.get("type") == "document":
         source = block.get("source")
     if not isinstance(source, dict):
         return
-    weight.text += count(_text(source.get("data")))
+    item.texts.append(_text(source.get("data")))
     for part in _blocks(source):
-        _weigh(part, weight, count)
+        _add_block(part, item, prices)
 
 
-def _weigh_sealed(block: Mapping[str, Any], weight: Weight, count: Count) -> None:
-    """Add to *weight* a block that must stay as it is; texts that only the provider can read count by their size."""
-    plain = opaque = 0
+def _add_sealed(block: Mapping[str, Any], item: UncountedItem) -> None:
+    """Add to *item* a block that must stay as it is; texts that only the provider can read count by their size."""
+    texts: list[str] = []
+    opaque = 0
     for path, text in leaves(block):
         if path[-1] in _OPAQUE:
             opaque += opaque_tokens(len(text))
         elif path[-1] != "type":
-            plain += count(text)
-    if block.get("type") == "thinking":
-        opaque = max(0, opaque - plain)  # the signature is the encrypted thinking, so the plain text is in it again
-    weight.sealed += PER_CALL + plain + opaque
-    weight.guess += opaque
+            texts.append(text)
+    item.sealed += PER_CALL
+    if block.get("type") == "thinking":  # the signature is the encrypted thinking, so the plain text is in it again
+        item.signed.append((opaque, texts))
+        return
+    item.sealed_texts += texts
+    item.sealed += opaque
+    item.guess += opaque
 
 
 def _item_text(message: dict[str, Any]) -> ItemText:

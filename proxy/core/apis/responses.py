@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from proxy.core.apis import items, json_edit
 from proxy.core.apis.base import no_marker
-from proxy.core.apis.items import PLAIN, digest, text_item, text_message, tokens_of
+from proxy.core.apis.items import PLAIN, UncountedItem, digest, text_message, tokens_of
 from proxy.core.apis.json_edit import (
     Slot,
     argument_slots,
@@ -29,8 +29,7 @@ from proxy.core.apis.json_edit import (
     with_replaced_contents,
 )
 from proxy.core.apis.json_scan import members
-from proxy.core.conversation import Count, Injected, Item, ItemText, Role
-from proxy.core.tokens.counting import injected_in, prices_of, total_tokens
+from proxy.core.conversation import ItemText, Role
 from proxy.core.tokens.media import Prices, is_guess, is_media, opaque_tokens, part_tokens
 
 API = "responses"
@@ -106,42 +105,33 @@ def with_item_list(body: bytes) -> bytes | None:
     return (source[:start] + item + source[end:]).encode()
 
 
-def _item(value: dict[str, Any], name: bytes, count: Count) -> Item:
-    """Return the item of one element; *name* is its digest."""
+def _uncounted(value: dict[str, Any], prices: Prices) -> UncountedItem:
+    """Return what is counted of one element."""
     if len(value) == PLAIN + (value.get("type") == "message") and (plain := text_message(value, _ROLES)):
-        return text_item(*plain, PER_ITEM, name, count)
+        role, text = plain
+        return UncountedItem(role, PER_ITEM, [text], user_texts=[text])
     kind = _kind(value)
     role = _role(value, kind)
-    media, guess = _media_tokens(value, kind, prices_of(count))
-    text = PER_ITEM + total_tokens(_counted(value), count)
+    media, guess = _media_tokens(value, kind, prices)
     opaque = _opaque_tokens(value)
-    sealed = opaque
-    if kind not in _PLAIN and not kind.endswith("_output"):
-        sealed += text
-    calls: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-    injected: tuple[Injected, ...] = ()
-    if role == "assistant":
-        calls = _call_ids(value)
-    elif role == "tool":
-        answers = _answers(value)
+    item = UncountedItem(role, 0, media=media, guess=guess + opaque, sealed=opaque)
+    if kind in _PLAIN or kind.endswith("_output"):
+        item.text = PER_ITEM
+        item.texts += _counted(value)
     else:
-        injected = injected_in("\n".join(_words(value)), count)
-    return Item(
-        role,
-        text + media + opaque,
-        media,
-        name,
-        calls=calls,
-        answers=answers,
-        guess=guess + opaque,
-        injected=injected,
-        sealed=sealed,
-    )
+        item.sealed += PER_ITEM
+        item.sealed_texts += _counted(value)
+    if role == "assistant":
+        item.calls = _call_ids(value)
+    elif role == "tool":
+        item.answers = _answers(value)
+    else:
+        item.user_texts += _words(value)
+    return item
 
 
-read_item = partial(items.read_item, LIST, _item, digest)
-read_items = partial(items.read_items, LIST, _item, digest)
+read_item = partial(items.read_item, LIST, _uncounted, digest)
+read_items = partial(items.read_items, LIST, _uncounted, digest)
 
 
 def _opaque_tokens(value: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -250,12 +250,13 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
         return size
 
 
-def total_tokens(texts: Iterable[str], count: Count) -> int:
-    """Return the tokens of all *texts*; a meter is not called for those that it remembers."""
+def token_counts(texts: Iterable[str], count: Count) -> dict[str, int]:
+    """Return the tokens of each of *texts*; equal ones are counted once, what a meter remembers not at all."""
+    distinct = dict.fromkeys(texts, 0)
     if not isinstance(count, Meter):
-        return sum(map(count, texts))
-    total, remembered = 0, count.short
-    for text in texts:
+        return {text: count(text) for text in distinct}
+    remembered = count.short
+    for text in distinct:
         size = None
         if len(text) <= SHORT:  # a longer one is not there, and its hash would take time
             size = remembered.get(text)
@@ -263,8 +264,8 @@ def total_tokens(texts: Iterable[str], count: Count) -> int:
             size = count.text(text)
         if size is None:
             size = count(text)
-        total += size
-    return total
+        distinct[text] = size
+    return distinct
 
 
 def unremembered(count: Count) -> Count:
@@ -281,10 +282,11 @@ def prices_of(count: Count) -> Prices:
     return DEFAULT_PRICES
 
 
-def injected_in(text: str, count: Count) -> tuple[Injected, ...]:
-    """Return the injected parts of *text* by the rules that belong to *count*: none unless it is a ``Meter``."""
-    if not isinstance(count, Meter):
-        return ()
-    if count.injected.may_match(text):
-        return injected_parts(text, count.injected, count)
-    return ()
+def injected_in(texts: Sequence[str], count: Count) -> list[tuple[Injected, ...]]:
+    """Return the injected parts of each of *texts* by the rules of *count*: none unless it is a ``Meter``."""
+    parts: list[tuple[Injected, ...]] = [()] * len(texts)
+    if isinstance(count, Meter):
+        for at, text in enumerate(texts):
+            if text and count.injected.may_match(text):
+                parts[at] = injected_parts(text, count.injected, count)
+    return parts

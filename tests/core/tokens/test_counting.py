@@ -18,7 +18,7 @@ from proxy.core.tokens.counting import (
     injected_in,
     long_paragraphs,
     prices_of,
-    total_tokens,
+    token_counts,
     unremembered,
 )
 from proxy.core.tokens.media import DEFAULT_PRICES, prices
@@ -78,11 +78,11 @@ def test_parts_are_counted_and_named() -> None:
     """Each part has its tokens, and equal parts have equal names; a text without a mark is not even cut apart."""
     meter = Meter(len, DEFAULT_PRICES, RULES)
     skill = "<skill>use tabs</skill>"
-    first, second, other = injected_in(f"{skill} and {skill} and <skill>b</skill>", meter)
+    [(first, second, other)] = injected_in([f"{skill} and {skill} and <skill>b</skill>"], meter)
     assert first == second == Injected("skills", len(skill), first.digest)
     assert other.digest != first.digest
-    assert injected_in("Use the skill of reading.", meter) == ()
-    assert injected_in(skill, len) == ()
+    assert injected_in(["Use the skill of reading.", "", skill], meter)[:2] == [(), ()]
+    assert injected_in([skill], len) == [()]
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_parts_are_pieces_of_the_text_in_their_order(text: str) -> None:
         assert region in INJECTED
         assert at <= start < end <= len(text)
         at = end
-    assert bool(injected_in(text, Meter(len, DEFAULT_PRICES, RULES))) == bool(at)
+    assert bool(*injected_in([text], Meter(len, DEFAULT_PRICES, RULES))) == bool(at)
 
 
 def test_without_rules_no_injected_part_is_found() -> None:
     """Without marks no text has a part."""
     assert list(NO_RULES.parts(BLOCK)) == []
-    assert injected_in(BLOCK, Meter(len, DEFAULT_PRICES)) == ()
+    assert injected_in([BLOCK], Meter(len, DEFAULT_PRICES)) == [()]
 
 
 # Counting a text.
@@ -172,9 +172,10 @@ def test_short_texts_are_remembered() -> None:
 
     short, long = "read_file", "x" * (SHORT + 1)
     meter = Meter(count, DEFAULT_PRICES)
-    assert total_tokens([short, long, short, long], meter) == 2 * len(short + long)
-    assert total_tokens([short], meter) == meter(short) == len(short)
+    assert token_counts([short, long, short, long], meter) == {short: len(short), long: len(long)}
+    assert token_counts([short], meter) == {short: meter(short)} == {short: len(short)}
+    assert token_counts([long], meter) == {long: len(long)}
     assert counted == [short, long, long]
-    assert total_tokens([short, short], count) == 2 * len(short)
+    assert token_counts([short, short], count) == token_counts([short], count) == {short: len(short)}
     assert unremembered(meter)(short) == unremembered(count)(short) == len(short)
     assert counted[3:] == [short] * 4
