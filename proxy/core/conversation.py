@@ -32,8 +32,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """One tool call. ``repeat_key`` is equal for equal calls of tools that change nothing (0: not comparable).
 
     ``paths`` and ``names`` are digests of its targets and of their last parts. ``first`` and ``last`` are the requested
-    lines (last 0: to the end; first 0: unknown), ``line_limit`` the tool's default number of lines. ``repeat_key`` and
-    ``paths`` are hashes as the ``digest`` of a result.
+    lines (last 0: to the end; first 0: unknown), ``line_limit`` the tool's default number of lines. All digests are
+    hashes as that of a result.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class WrittenCalls(msgspec.Struct, frozen=True, gc=False):
 class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     """Facts of one item's calls and results, in the order of their ids.
 
-    ``mentions`` are packed 32-bit digests of the file names and quotations in the model's words; ``decides`` is True if
+    ``mentions`` are packed digests of the file names and quotations in the model's words; ``decides`` is True if
     these words draw a conclusion.
     """
 

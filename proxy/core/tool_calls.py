@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from proxy.core.apis.json_edit import JSON_BEGINNINGS, spare_tokens
-from proxy.core.conversation import Call, Item, ItemFacts, ItemText, Result
+from proxy.core.conversation import Call, Count, Item, ItemFacts, ItemText, Result
 from proxy.core.lazy_pattern import lazy_pattern
 
 OPENING = 20
@@ -99,29 +99,36 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(MOST_NAMES)
 def name_digest(name: str) -> int:
-    """Return a 32-bit digest of a tool's *name*, in any case; 0 for an empty one."""
+    """Return a digest of a tool's *name*, in any case; 0 for an empty one."""
     if not name:
         return 0
-    return text_crc(name.lower())
+    return hash(name.lower())
 
 
-def facts_of(entry: ItemText, call: Callable[[str, str], Call], count: Callable[[str], int]) -> ItemFacts | None:
-    """Return the facts of one item's texts; None if it has no calls, results or mentions."""
-    calls = tuple([call(name, arguments) for name, arguments in entry.calls])
-    results = tuple([_result(text, count, failed=failed) for text, failed in entry.results])
-    mentions, decides = b"", False
-    if entry.role == "assistant" and entry.text:
-        text = entry.text[:_SEARCHED]
-        mentions = _mentions(text)
-        decides = _decides(text)
-    if not (calls or results or mentions or decides):
-        return None
-    return ItemFacts(calls, results, mentions, decides)
+def facts_of(
+    entries: Sequence[ItemText], read_calls: Callable[[Sequence[tuple[str, str]]], list[Call]], count: Count
+) -> list[ItemFacts | None]:
+    """Return the facts of each item's texts, of all their calls first; None if it has no calls, results or mentions."""
+    all_calls = iter(read_calls([call for entry in entries for call in entry.calls]))
+    facts: list[ItemFacts | None] = []
+    for entry in entries:
+        calls = tuple(islice(all_calls, len(entry.calls)))
+        results = tuple([_result(text, count, failed=failed) for text, failed in entry.results])
+        mentions, decides = b"", False
+        if entry.role == "assistant" and entry.text:
+            text = entry.text[:_SEARCHED]
+            mentions = _mentions(text)
+            decides = _decides(text)
+        of_item = None
+        if calls or results or mentions or decides:
+            of_item = ItemFacts(calls, results, mentions, decides)
+        facts.append(of_item)
+    return facts
 
 
 def unpack_mentions(mentions: bytes) -> Sequence[int]:
     """Return the digests that are packed in *mentions*."""
-    return struct.unpack(f"{len(mentions) // 4}I", mentions)
+    return struct.unpack(f"{len(mentions) // 8}q", mentions)
 
 
 def pairs_of(items: Sequence[Item], start: int, end: int) -> list[Pair]:
@@ -155,7 +162,7 @@ def _mentions(text: str) -> bytes:
     names = [name.rstrip(".") for name in _NAME.findall(text)[:MOST_MENTIONS]]
     quotes = _QUOTE.findall("\n" + text)[:MOST_MENTIONS]
     mentions = dict.fromkeys([*names, *quotes])
-    return struct.pack(f"{len(mentions)}I", *map(text_crc, mentions))
+    return struct.pack(f"{len(mentions)}q", *map(hash, mentions))
 
 
 def _decides(text: str) -> bool:
@@ -165,12 +172,7 @@ def _decides(text: str) -> bool:
     return _DECISION.search(text) is not None
 
 
-def text_crc(text: str) -> int:
-    """Return a 32-bit digest of *text*, such as the name of a file."""
-    return zlib.crc32(text.encode("utf-8", "replace"))
-
-
-def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
+def _result(text: str, count: Count, *, failed: bool) -> Result:
     # Status, line numbers and marks of a cut are at the ends of a result; its middle may have megabytes.
     edges = text
     if len(text) > 2 * _EDGE:
@@ -183,7 +185,7 @@ def _result(text: str, count: Callable[[str], int], *, failed: bool) -> Result:
     first, last = _numbers(edges, lines)
     opening = 0
     if len(text) >= OPENING:
-        opening = text_crc(text.lstrip("`\"'> \n\t")[:OPENING])
+        opening = hash(text.lstrip("`\"'> \n\t")[:OPENING])
     failed = failed or _FAILED.match(edges) is not None or ("exit" in folded and _EXIT.search(edges) is not None)
     return Result(
         digest=hash(text),

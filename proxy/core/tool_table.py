@@ -14,9 +14,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse
+from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse_each, runs
 from proxy.core.conversation import Call
-from proxy.core.tool_calls import text_crc
 from proxy.core.written_calls import NO_TEXT_FORMAT, TextToolFormat
 
 Kind = Literal[
@@ -193,7 +192,19 @@ class ToolMap:
 
     def call(self, name: str, arguments: str) -> Call:
         """Return the facts of one call."""
-        tool, values = self._tool_and_values(name, arguments)
+        [call] = self.calls([(name, arguments)])
+        return call
+
+    def calls(self, named: Sequence[tuple[str, str]]) -> list[Call]:
+        """Return the facts of calls, each a name and arguments; ``ONE_CALL`` characters are parsed at a time."""
+        calls: list[Call] = []
+        for run in runs([len(arguments) for _, arguments in named]):
+            parsed = self._tools_and_values(named[run])
+            calls += [self._call(*texts, *values) for texts, values in zip(named[run], parsed, strict=True)]
+        return calls
+
+    def _call(self, name: str, arguments: str, tool: Tool, values: Any) -> Call:
+        """Return the facts of one call of *tool*; *values* are its decoded arguments."""
         if tool.kind not in TARGETED:
             return Call(tool.kind)
         paths = list(dict.fromkeys(map(_normalised, self._paths(tool, values, arguments))))[:MOST_PATHS]
@@ -204,19 +215,19 @@ class ToolMap:
             repeat_key = _repeat_key(name, values, arguments)
         if len(arguments) > ONE_CALL:
             dismantle(values)
-        digests, name_digests = tuple(map(hash, paths)), tuple(map(text_crc, names))
+        digests, name_digests = tuple(map(hash, paths)), tuple(map(hash, names))
         return Call(tool.kind, repeat_key, digests, name_digests, first, last, tool.limit)
 
     def targets(self, name: str, arguments: str) -> list[str]:
         """Return the paths that a call names, as the client wrote them."""
-        tool, values = self._tool_and_values(name, arguments)
+        [(tool, values)] = self._tools_and_values([(name, arguments)])
         if tool.kind not in TARGETED:
             return []
         return list(dict.fromkeys(self._paths(tool, values, arguments)))
 
     def subject(self, arguments: str) -> str:
         """Return the subject of a call without a path, such as its query; empty if it has none."""
-        values = _values(arguments)
+        [values] = parse_each([arguments])
         if not isinstance(values, dict):
             return ""
         for key in self._keys.about:
@@ -225,15 +236,17 @@ class ToolMap:
                 return text
         return ""
 
-    def _tool_and_values(self, name: str, arguments: str) -> tuple[Tool, Any]:
-        """Return the tool of a call and the values of its arguments, which are only read if the kind needs them."""
-        tool = self.find(name)
-        if not tool.by and tool.kind not in TARGETED:
-            return tool, None
-        values = _values(arguments)
-        if tool.by:
-            tool = _case(tool, values)
-        return tool, values
+    def _tools_and_values(self, named: Sequence[tuple[str, str]]) -> list[tuple[Tool, Any]]:
+        """Return the tool of each call and the values of its arguments, which are only read if the kind needs them."""
+        tools = [self.find(name) for name, _ in named]
+        needed = [at for at, tool in enumerate(tools) if tool.by or tool.kind in TARGETED]
+        found: list[tuple[Tool, Any]] = [(tool, None) for tool in tools]
+        for at, values in zip(needed, parse_each([named[at][1] for at in needed]), strict=True):
+            tool = tools[at]
+            if tool.by:
+                tool = _case(tool, values)
+            found[at] = tool, values
+        return found
 
     def _paths(self, tool: Tool, values: Any, arguments: str) -> list[str]:
         """Return the paths in a call's arguments, as the client wrote them; *values* are the decoded arguments."""
@@ -289,13 +302,6 @@ class ToolMap:
 
 NO_TOOLS = ToolMap({})
 """A table without tools: every call is of an unknown kind."""
-
-
-def _values(arguments: str) -> Any:
-    try:
-        return parse(arguments)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _case(tool: Tool, values: Any) -> Tool:

@@ -406,7 +406,8 @@ class Reader:
         new = {name: index for index, name in names.items() if facts.get(name, UNREAD) is UNREAD}
         # All texts before all facts: each pass stays in the same few functions.
         texts |= texts_of(api_format, {index: body.body[slice(*spans[index])] for index in new.values()}, body.items)
-        facts |= {name: facts_of(texts[index], self.tools.call, body.count.text) for name, index in new.items()}
+        read = facts_of([texts[index] for index in new.values()], self.tools.calls, body.count.text)
+        facts |= dict(zip(new, read, strict=True))
         self._items.update({name: replace(cached[name], facts=facts[name]) for name in cached.keys() & new.keys()})
         return body.items_with_facts({index: facts[name] for index, name in names.items()})
 

@@ -287,7 +287,8 @@ def read_one(api_format: ApiFormat, raw: bytes, count: Callable[[str], int], too
     text = api_format.read_item_text(raw)
     if item.written_result is not None:
         text = as_result(raw, text, item.written_result)
-    return structs.replace(item, facts=facts_of(text, tools.call, count))
+    [facts] = facts_of([text], tools.calls, count)
+    return structs.replace(item, facts=facts)
 
 
 def message_slices(body: bytes) -> list[bytes]:

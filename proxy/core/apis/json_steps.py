@@ -130,6 +130,28 @@ def parse(text: str) -> Any:
         return json.loads(text, parse_int=read_integer, parse_float=read_fraction)
 
 
+def parse_each(texts: Iterable[str]) -> list[Any]:
+    """Return the value of each of *texts*, by ``parse``; None for one that is no JSON."""
+    values: list[Any] = []
+    for text in texts:
+        try:
+            values.append(parse(text))
+        except (ValueError, RecursionError):
+            values.append(None)
+    return values
+
+
+def runs(sizes: Iterable[int]) -> Iterator[slice]:
+    """Yield the slices of a list whose members have these *sizes*, each of ``ONE_CALL`` in all or of one member."""
+    start = end = total = 0
+    for end, size in enumerate(sizes):
+        total += size
+        if total > ONE_CALL and end > start:
+            yield slice(start, end)
+            start, total = end, size
+    yield slice(start, end + 1)
+
+
 def objects(value: Any) -> list[dict[str, Any]]:
     """Return the JSON objects in *value* if it is a list; an empty list for anything else."""
     if not isinstance(value, list):

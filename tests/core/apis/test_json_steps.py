@@ -21,8 +21,10 @@ from proxy.core.apis.json_steps import (
     encode_in_steps,
     is_large,
     parse,
+    parse_each,
     read_fraction,
     read_integer,
+    runs,
 )
 from proxy.core.errors import InvalidRequest
 
@@ -255,3 +257,18 @@ def test_numbers_that_python_does_not_hold_are_their_digits(number: str) -> None
     for text in (f"[{number}]", f'["{"x" * ONE_CALL}",{number}]'):
         last = parse(text)[-1]
         assert (last, type(last)) == (number, Digits)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths"), [([], [0]), ([1], [1]), ([30_000] * 5, [2, 2, 1]), ([9, 70_000, 70_000, 9, 9], [1, 1, 1, 2])]
+)
+def test_a_run_has_as_many_members_as_one_call_reads(sizes: list[int], lengths: list[int]) -> None:
+    """All members are in one run, in order; one that is larger by itself is alone."""
+    found = [sizes[run] for run in runs(sizes)]
+    assert [len(run) for run in found] == lengths
+    assert [size for members in found for size in members] == sizes
+
+
+def test_texts_are_parsed_each() -> None:
+    """A text that is no JSON has no value; the others have theirs."""
+    assert parse_each(['{"a":1}', "a", "", "[2]", "[" * 100_000]) == [{"a": 1}, None, None, [2], None]

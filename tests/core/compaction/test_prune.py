@@ -42,9 +42,11 @@ Step = tuple[str, dict[str, Any], str]
 def pairs(*steps: Step) -> list[Pair]:
     items: list[Item] = []
     for number, (name, arguments, result) in enumerate(steps):
-        call = facts_of(
-            ItemText("assistant", "", ((name, json.dumps(arguments)),)), tool_map_of_package().call, count_tokens
-        )
+        texts = [
+            ItemText("assistant", "", ((name, json.dumps(arguments)),)),
+            ItemText("tool", "", results=((result, False),)),
+        ]
+        call, answer = facts_of(texts, tool_map_of_package().calls, count_tokens)
         items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(
             Item(
@@ -54,9 +56,7 @@ def pairs(*steps: Step) -> list[Pair]:
                 b"",
                 (),
                 (str(number),),
-                facts=facts_of(
-                    ItemText("tool", "", results=((result, False),)), tool_map_of_package().call, count_tokens
-                ),
+                facts=answer,
             )
         )
     return pairs_of(items, 0, len(items))
@@ -176,16 +176,9 @@ def agent(*names: str, says: dict[int, str] | None = None, tokens: int = 500) ->
         entry = ItemText(
             "assistant", (says or {}).get(number, ""), ((name, json.dumps({"path": f"src/f{number}.py"})),)
         )
-        items.append(
-            Item(
-                "assistant", 10, 0, b"", (str(number),), facts=facts_of(entry, tool_map_of_package().call, count_tokens)
-            )
-        )
-        result = facts_of(
-            ItemText("tool", "", results=((f"the result of step {number} is long", False),)),
-            tool_map_of_package().call,
-            count_tokens,
-        )
+        answer = ItemText("tool", "", results=((f"the result of step {number} is long", False),))
+        call, result = facts_of([entry, answer], tool_map_of_package().calls, count_tokens)
+        items.append(Item("assistant", 10, 0, b"", (str(number),), facts=call))
         items.append(Item("tool", tokens, 0, b"", (), (str(number),), facts=result))
     return items
 
