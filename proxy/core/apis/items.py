@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.apis.json_edit import json_bytes
-from proxy.core.apis.json_steps import ONE_CALL, decoded, dismantle, encode_in_steps, parse
+from proxy.core.apis.json_steps import ONE_CALL, UNREADABLE, decoded, dismantle, encode_in_steps, parse
 from proxy.core.conversation import HASH_BYTES, Count, Injected, Item, ItemText, Role
 from proxy.core.errors import InvalidRequest
 from proxy.core.tokens.counting import injected_in, prices_of, token_counts
@@ -243,6 +243,11 @@ def _arguments(text: Any) -> Any:
     """
     if type(text) is not str or len(text) > LONGEST_ARGUMENTS:
         return text
+    try:
+        if len(text) <= ONE_CALL:
+            return ["json", msgspec.json.decode(text)]
+    except UNREADABLE:
+        pass  # ``parse`` also reads what only the standard parser does
     try:
         return ["json", parse(text)]
     except (ValueError, RecursionError):

@@ -410,7 +410,7 @@ class Steps:
             if parts and sentence.index != last + 1:
                 parts.append(OMITTED)
             text = sentence.text
-            if characters:
+            if 0 < characters < len(text):
                 text = shorten(text, characters)
             parts.append(text)
             last = sentence.index
@@ -437,10 +437,12 @@ def shown_call(name: str, text: str, called: Arguments) -> str:
     argument = next(filter(None, map(str.strip, called.plain.splitlines())), "")
     if called.command and _IN_PARTS.search(text):
         argument = _SHELL.sub("", called.command)
-    subject = shorten(argument, SUBJECT)
-    if subject == OMITTED:
-        subject += _file_name(argument)
-    return f"{name}({subject})"
+    if len(argument) > SUBJECT:
+        shortened = shorten(argument, SUBJECT)
+        if shortened == OMITTED:
+            shortened += _file_name(argument)
+        argument = shortened
+    return f"{name}({argument})"
 
 
 def _file_name(argument: str) -> str:
