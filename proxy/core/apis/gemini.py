@@ -108,6 +108,8 @@ def _uncounted(content: dict[str, Any], prices: Prices) -> UncountedItem:
     """Return what is counted of one content."""
     parts = _parts(content)
     item = UncountedItem(_role(content, parts), PER_CONTENT, user_texts=list(_texts(parts)))
+    if item.role == "tool":
+        item.beside_results = item.user_texts
     item.calls, item.answers = _names(parts, "call"), _names(parts, "result")
     for part in parts:
         _add_part(part, item, prices)
@@ -170,20 +172,20 @@ def _add_part(part: Mapping[str, Any], item: UncountedItem, prices: Prices) -> N
         frame = PER_CALL
     if _is_sealed(part):
         item.sealed += frame
-        item.sealed_texts += _part_texts(part, kind)
+        item.sealed_parts.append((0, _part_texts(part, kind)))
     else:
         item.text += frame
         item.texts += _part_texts(part, kind)
 
 
-def _part_texts(part: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+def _part_texts(part: Mapping[str, Any], kind: str) -> list[str]:
     """Return the texts of a part without media and signature."""
     if kind == "text":
-        return (_text(part),)
+        return [_text(part)]
     if kind in _EDITABLE:
         value = _value(part)
-        return str(value.get("name")), str(value.get("id") or ""), to_json(value.get(_EDITABLE[kind]))
-    return (to_json(_unsigned(part)),)
+        return [str(value.get("name")), str(value.get("id") or ""), to_json(value.get(_EDITABLE[kind]))]
+    return [to_json(_unsigned(part))]
 
 
 def _add_media(value: Mapping[str, Any], item: UncountedItem, prices: Prices) -> None:

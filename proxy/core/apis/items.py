@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import islice, repeat
 from typing import Any
 
 import msgspec
@@ -39,13 +39,15 @@ _FIGURES = frozenset({int, float, bool})
 _SORTED = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-class UncountedItem(msgspec.Struct):
+class UncountedItem(msgspec.Struct, gc=False):
     """What was read of one element: its texts, and the tokens of all but them.
 
     ``text`` are the tokens of roles, names and separators, ``media`` those of its media, ``sealed`` those of parts that
-    must not be edited; ``guess`` is only an estimate. ``texts`` and ``sealed_texts`` are added to ``text`` and
-    ``sealed`` when they are counted. ``signed`` are the tokens of signatures, each with the texts that are in it once
-    more. ``user_texts``, which are among the others, are not the model's.
+    must not be edited; ``guess`` is only an estimate. ``texts`` are added to ``text`` when they are counted, the texts
+    of ``sealed_parts`` to ``sealed``: each has the tokens of a signature that contains them, 0 for none.
+
+    ``user_texts`` are not the model's, unless it is an item of the model; ``beside_results`` are those beside tool
+    results. Both are among the other texts.
     """
 
     role: Role
@@ -53,12 +55,12 @@ class UncountedItem(msgspec.Struct):
     texts: list[str] = []
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
-    user_texts: list[str] = []
+    user_texts: Sequence[str] = ()
+    beside_results: Sequence[str] = ()
     media: int = 0
     guess: int = 0
     sealed: int = 0
-    sealed_texts: list[str] = []
-    signed: list[tuple[int, list[str]]] = []
+    sealed_parts: list[tuple[int, list[str]]] = []
 
 
 Read = Callable[[dict[str, Any], Prices], UncountedItem]
@@ -149,28 +151,26 @@ def counted_items(uncounted: Sequence[UncountedItem], digests: Iterable[bytes], 
     user_texts: list[str] = []
     for each in uncounted:
         texts += each.texts
-        texts += each.sealed_texts
-        texts += chain.from_iterable(contained for _, contained in each.signed)
+        texts += each.beside_results
+        for _, contained in each.sealed_parts:
+            texts += contained
         own = ""
         if each.role != "assistant":
-            texts += each.user_texts
             own = "\n".join(each.user_texts)
         user_texts.append(own)
-    tokens = token_counts(texts, count).__getitem__
+    sizes = iter(token_counts(texts, count))
     parts: list[tuple[Injected, ...]] = [()] * len(user_texts)
     if any(user_texts):
         parts = injected_in(user_texts, count)
     items: list[Item] = []
     for each, name, injected in zip(uncounted, digests, parts, strict=True):
-        text = each.text + sum(map(tokens, each.texts))
-        sealed, guess = each.sealed + sum(map(tokens, each.sealed_texts)), each.guess
-        for signature, contained in each.signed:
-            plain = sum(map(tokens, contained))
+        text, sealed, guess, user_tokens = each.text + sum(islice(sizes, len(each.texts))), each.sealed, each.guess, 0
+        if each.beside_results:
+            user_tokens = sum(islice(sizes, len(each.beside_results)))
+        for signature, contained in each.sealed_parts:
+            plain = sum(islice(sizes, len(contained)))
             sealed += max(signature, plain)
             guess += max(0, signature - plain)
-        user_tokens = 0
-        if each.role == "tool":
-            user_tokens = sum(map(tokens, each.user_texts))
         total, links = text + each.media + sealed, (each.calls, each.answers)
         items.append(Item(each.role, total, each.media, name, *links, guess, injected, sealed, user_tokens))
     return items

@@ -80,6 +80,8 @@ def _uncounted(message: dict[str, Any], prices: Prices) -> UncountedItem:
         return UncountedItem(role, PER_MESSAGE, [text], user_texts=[text])
     blocks = _blocks(message)
     item = UncountedItem(_role(message, blocks), PER_MESSAGE, user_texts=list(_user_texts(blocks)))
+    if item.role == "tool":
+        item.beside_results = item.user_texts
     for block in blocks:
         _add_block(block, item, prices)
     item.calls = tuple([str(block["id"]) for block in blocks if block.get("type") == "tool_use" and block.get("id")])
@@ -165,9 +167,9 @@ def _add_sealed(block: Mapping[str, Any], item: UncountedItem) -> None:
             texts.append(text)
     item.sealed += PER_CALL
     if block.get("type") == "thinking":  # the signature is the encrypted thinking, so the plain text is in it again
-        item.signed.append((opaque, texts))
+        item.sealed_parts.append((opaque, texts))
         return
-    item.sealed_texts += texts
+    item.sealed_parts.append((0, texts))
     item.sealed += opaque
     item.guess += opaque
 

@@ -120,13 +120,13 @@ def _uncounted(value: dict[str, Any], prices: Prices) -> UncountedItem:
         item.texts += _counted(value)
     else:
         item.sealed += PER_ITEM
-        item.sealed_texts += _counted(value)
+        item.sealed_parts.append((0, list(_counted(value))))
     if role == "assistant":
         item.calls = _call_ids(value)
     elif role == "tool":
         item.answers = _answers(value)
     else:
-        item.user_texts += _words(value)
+        item.user_texts = list(_words(value))
     return item
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -250,22 +250,22 @@ class Meter(msgspec.Struct, frozen=True, eq=False):
         return size
 
 
-def token_counts(texts: Iterable[str], count: Count) -> dict[str, int]:
-    """Return the tokens of each of *texts*; equal ones are counted once, what a meter remembers not at all."""
-    distinct = dict.fromkeys(texts, 0)
+def token_counts(texts: Sequence[str], count: Count) -> list[int]:
+    """Return the tokens of each of *texts*; a meter is not called for those that it remembers."""
     if not isinstance(count, Meter):
-        return {text: count(text) for text in distinct}
-    remembered = count.short
-    for text in distinct:
+        return list(map(count, texts))
+    sizes: list[int] = []
+    remembered, by_text, again_from = count.short, count.text, count.again_from
+    for text in texts:
         size = None
         if len(text) <= SHORT:  # a longer one is not there, and its hash would take time
             size = remembered.get(text)
-        elif len(text) < count.again_from:
-            size = count.text(text)
+        elif len(text) < again_from:
+            size = by_text(text)
         if size is None:
             size = count(text)
-        distinct[text] = size
-    return distinct
+        sizes.append(size)
+    return sizes
 
 
 def unremembered(count: Count) -> Count:
