@@ -109,6 +109,8 @@ def facts_of(
     entries: Sequence[ItemText], read_calls: Callable[[Sequence[tuple[str, str]]], list[Call]], count: Count
 ) -> list[ItemFacts | None]:
     """Return the facts of each item's texts, of all their calls first; None if it has no calls, results or mentions."""
+    if not entries:
+        return []
     all_calls = iter(read_calls([call for entry in entries for call in entry.calls]))
     facts: list[ItemFacts | None] = []
     for entry in entries:

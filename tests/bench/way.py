@@ -56,6 +56,9 @@ LONGEST_SETTLE = 10.0
 LOOKS, BETWEEN_LOOKS = 3, 0.02
 """How often in a row a process is looked at that seems to do nothing, and seconds between."""
 
+OTHER_ROUNDS = 40
+"""Rounds by which conversations differ: more than any has."""
+
 BYTES_A_TOKEN = 3.5
 """Of the usage that the upstream reports: a figure that no count of ours is far from."""
 
@@ -120,7 +123,8 @@ class Hook:
 class Kind:
     """One kind of request: its name, and the bodies of one conversation, of which the last one is counted.
 
-    With *connects* that is the first one of a connection, otherwise its head repeats an earlier one.
+    With *connects* that is the first one of a connection, otherwise its head repeats an earlier one. If it *differs*,
+    no other conversation has its rounds, so that all of them are read, and not found in a cache.
     """
 
     name: str
@@ -128,11 +132,14 @@ class Kind:
     conversations: tuple[tuple[int, ...], ...]
     agent: bool = True
     connects: bool = False
+    differs: bool = False
 
     def bodies(self, number: int) -> Iterator[bytes]:
         """The requests of conversation *number*, in order."""
         for rounds in self.conversations[number]:
-            messages = agent_session(rounds, 260) if self.agent else chat_turn(7, 420)[:1]
+            skipped = OTHER_ROUNDS * (number + 1) if self.differs else 0
+            messages = agent_session(skipped + rounds, 260) if self.agent else chat_turn(7, 420)[:1]
+            messages = [*messages[:2], *messages[2 + 2 * skipped :]]
             messages = [{"role": "user", "content": f"Task {self.name} {number}."}, *messages[1:]]
             tools = {"tools": AGENT_TOOLS} if self.agent else {}
             yield json.dumps({"model": self.model, "messages": messages, **tools}).encode()
@@ -144,6 +151,7 @@ KINDS = (
     Kind("counted", "small", ((13, 14, 15), (13, 14, 15), (13, 14, 15))),
     Kind("compacts", "small", ((2, 26), (2, 26), (2, 26))),
     Kind("follows", "small", ((2, 26, 27), (2, 26, 27), (2, 26, 27))),
+    Kind("compacts_new", "small", ((2, 26), (2, 26), (2, 26)), differs=True),
 )
 
 

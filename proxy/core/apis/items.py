@@ -97,7 +97,6 @@ def read_items(
 ) -> list[Item]:
     """Return the item of each of *raws*, as ``read_item`` does. Small ones are read and counted together."""
     items: list[Item] = []
-    prices = prices_of(count)
     for values, large in decoded(raws):
         if not all(isinstance(value, dict) for value in values):
             raise InvalidRequest(f"Every element of {name!r} must be an object.")
@@ -105,7 +104,7 @@ def read_items(
         try:
             if with_digest:
                 digests = [digest_of(value, large=large) for value in values]
-            uncounted = list(map(read, values, repeat(prices)))
+            uncounted = list(map(read, values, repeat(prices_of(count))))
         except RecursionError:
             raise InvalidRequest(f"An element of {name!r} is nested too deeply.") from None
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -141,15 +141,16 @@ def parse_each(texts: Iterable[str]) -> list[Any]:
     return values
 
 
-def runs(sizes: Iterable[int]) -> Iterator[slice]:
+def runs(sizes: Sequence[int]) -> Iterator[slice]:
     """Yield the slices of a list whose members have these *sizes*, each of ``ONE_CALL`` in all or of one member."""
-    start = end = total = 0
-    for end, size in enumerate(sizes):
+    start = total = 0
+    for at, size in enumerate(sizes):
         total += size
-        if total > ONE_CALL and end > start:
-            yield slice(start, end)
-            start, total = end, size
-    yield slice(start, end + 1)
+        if total > ONE_CALL and at > start:
+            yield slice(start, at)
+            start, total = at, size
+    if sizes:
+        yield slice(start, len(sizes))
 
 
 def objects(value: Any) -> list[dict[str, Any]]:

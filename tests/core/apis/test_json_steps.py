@@ -260,7 +260,7 @@ def test_numbers_that_python_does_not_hold_are_their_digits(number: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lengths"), [([], [0]), ([1], [1]), ([30_000] * 5, [2, 2, 1]), ([9, 70_000, 70_000, 9, 9], [1, 1, 1, 2])]
+    ("sizes", "lengths"), [([], []), ([1], [1]), ([30_000] * 5, [2, 2, 1]), ([9, 70_000, 70_000, 9, 9], [1, 1, 1, 2])]
 )
 def test_a_run_has_as_many_members_as_one_call_reads(sizes: list[int], lengths: list[int]) -> None:
     """All members are in one run, in order; one that is larger by itself is alone."""
