@@ -20,12 +20,15 @@ KNOWN, UNHEARD, IN_TABLE = "a-model-of-ours", "a-model-nobody-has-heard-of", "gp
 STATED, REAL = 128_000, 1_200
 KINDS = ("output_cap", "asked_output", "media", "load", "echo", "other")
 
-UNHEARD_WRONG = {"media": 8, "other": 31, "echo": 2}
+KNOWN_WRONG = {"other": 2}
+"""Look-alikes with codes in an overflow's words, which are believed of a known window, too: of the last two sets."""
+
+UNHEARD_WRONG = {"media": 8, "other": 48, "echo": 2, "load": 3}
 """Look-alikes by kind, more than one, that are taken for an overflow if no window is known.
 
 Ten of the 949 of the first sixteen sets, most of which state figures that only a comparison with our count rules out
 (without a window none is made: see decision 0016), nine of the 174 of the next three, four of the 64 of the one after
-them and ten of the 172 of the last three (decision 0035).
+them, ten of the 172 of the next three, and twenty of the 119 of the last two (decision 0035).
 """
 
 
@@ -68,7 +71,7 @@ async def test_look_alikes_pass(stub: StartStub, proxy: StartProxy, kind: str) -
     front = await proxy(server.url, config=config(server))
     rows = [claim for claim in claims() if claim.kind == kind]
     assert len(rows) > 4
-    for model, most in ((KNOWN, 0), (UNHEARD, UNHEARD_WRONG.get(kind, 1))):
+    for model, most in ((KNOWN, KNOWN_WRONG.get(kind, 0)), (UNHEARD, UNHEARD_WRONG.get(kind, 1))):
         wrong = [
             claim.body for at, claim in enumerate(rows) if not await passes(front, server, model, claim, f"{at}{model}")
         ]

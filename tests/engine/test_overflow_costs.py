@@ -7,19 +7,20 @@ import pytest
 from tests.support.overflow_claims import claims
 from tests.support.overflow_costs import ROUTES, Meter
 
-MOST_RETRIED = {"stated": 2, "table": 32, "unknown": 42}
-"""Look-alikes that cost a retry, of 1,522, by what is known of the window. A ratchet: no change raises a number.
+MOST_RETRIED = {"stated": 5, "table": 49, "unknown": 61}
+"""Look-alikes that cost a retry, of 1,641, by what is known of the window. A ratchet: no change raises a number.
 
-Of the two with a stated window one quotes figures of a cache file that are near this conversation's, one those of a
-server's settings.
+Without the last two sets 2, 30 and 41 of 1,522. Of the five with a stated window one quotes figures of a cache file
+that are near this conversation's, one those of a server's settings, one a limit that this conversation exceeds, and two
+have codes in an overflow's words.
 """
 
-MOST_TAUGHT = {"stated": 2, "table": 6, "unknown": 8}
+MOST_TAUGHT = {"stated": 3, "table": 7, "unknown": 9}
 """Look-alikes after which a window is believed that they state: figures of something else that this chat exceeds."""
 
-SETS = ("twenty-fourth", "twenty-fifth", "twenty-sixth")
-MOST_MISSED = 4
-"""Overflows of the last three sets that are not cured, of 92."""
+SETS = ("twenty-fourth", "twenty-fifth", "twenty-sixth", "twenty-seventh", "twenty-eighth")
+MOST_MISSED = 9
+"""Overflows of the last five sets that are not cured, of 156."""
 
 
 @pytest.mark.parametrize("known", ROUTES)

@@ -221,7 +221,7 @@ def _named_member(value: dict[Any, Any]) -> str:
     """The member of the request that the error object *value* names; empty if it names none."""
     named = next((value[name] for name in _AT_FAULT if value.get(name)), "")
     if isinstance(named, list | tuple):
-        return ".".join(map(str, named)).removeprefix("body.")
+        return ".".join(map(str, named[list(named[:1]) == ["body"] :]))
     if isinstance(named, str) and _MEMBER.match(named) and named.lower() not in ("none", "null"):
         return named
     return ""

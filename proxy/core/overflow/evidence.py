@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from proxy.core.lazy_pattern import lazy_pattern
 from proxy.core.learned_window import is_credible
+from proxy.core.overflow.figures import is_round
 from proxy.core.overflow.kinds import Overflow
 from proxy.core.overflow.lexicon import LONGEST_TEXT
 
@@ -134,6 +135,9 @@ NEARLY_FULL = 0.9
 MOST_WINDOWS = 50
 """Times that a request may be longer than its window: a smaller figure counts something else."""
 
+MOST_COUNTED = 8
+"""Times that our count of a prompt can be the provider's."""
+
 MOST_BYTES = 8
 """Bytes that a token stands for at most, over a whole request."""
 
@@ -198,7 +202,7 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return _confirmed(claim, prior)
     if prior.counted is None:
         return claim
-    claim = _with_sum(_with_pair(claim, prior.counted, prior), prior.counted, prior)
+    claim = _with_pair(_with_sum(claim, prior.counted, prior), prior.counted, prior)
     if is_about_the_output(claim, prior):
         return replace(claim, kind="output_cap", prompt=None, output=prior.output, decisive=False)
     if claim.decisive or agrees(claim, prior):
@@ -207,7 +211,28 @@ def check_claim(claim: Overflow | None, prior: Prior) -> Overflow | None:
         return None
     if (prior.pressure is not None or _is_size_of_a_part(claim, prior)) and contradicts(claim, prior):
         return None
-    return _by_pressure(claim, prior.pressure)
+    return _by_pressure(_with_credible_figures(claim, prior.counted), prior.pressure)
+
+
+def _with_credible_figures(claim: Overflow, counted: int) -> Overflow:
+    """Return *claim* without its figures if they are something else's, so that nothing is learned from them.
+
+    Without a known window they are no reason to doubt the rest of it.
+    """
+    if is_far_below(claim, counted):
+        return replace(claim, limit=None, prompt=None)
+    return claim
+
+
+def is_far_below(claim: Overflow, counted: int) -> bool:
+    """True if *claim* states a prompt, and it is far below what we *counted*: something else has that many tokens.
+
+    "Input length 617 longer than allowed 512" is about what an embedder was sent, if the chat has thousands. A prompt
+    far above our count may be true: a server can add to it. A round one may be another limit.
+    """
+    if claim.limit is None or claim.prompt is None or is_round(claim.prompt):
+        return False
+    return claim.prompt * MOST_COUNTED < counted
 
 
 def _is_size_of_a_part(claim: Overflow, prior: Prior) -> bool:
@@ -265,6 +290,8 @@ def _with_sum(claim: Overflow, counted: int, prior: Prior) -> Overflow:
     prompt, limit = figures
     if not _is_alike(prompt, counted) or limit >= prompt + output:
         return claim
+    if abs(limit - counted) < abs(prompt - counted):
+        return claim  # the prompt is the figure that is nearer to our count
     return replace(claim, kind="input_plus_output", limit=limit, prompt=prompt, output=output, requested=None)
 
 
@@ -357,7 +384,7 @@ def contradicts(claim: Overflow, prior: Prior) -> bool:
         return (claim.size or 0) > max(len(prior.body), prior.counted * MOST_BYTES)
     if claim.kind == "input_plus_output":
         tokens += claim.output or 0
-    if claim.limit is not None and tokens < UNCORROBORATED * claim.limit:
+    if is_far_below(claim, prior.counted) or (claim.limit is not None and tokens < UNCORROBORATED * claim.limit):
         return True
     return claim.prompt is not None and not is_credible(prior.counted, claim.prompt, plain=prior.plain)
 

@@ -68,7 +68,7 @@ class StatedFigures:
         """
         if self.limit is None or self.prompt is None:
             return False
-        return _is_round(self.limit) and not _is_round(self.prompt) and self.limit < self.prompt
+        return is_round(self.limit) and not is_round(self.prompt) and self.limit < self.prompt
 
     def undivided(self) -> StatedFigures:
         """Return these figures without the prompt if that may include the output."""
@@ -77,7 +77,7 @@ class StatedFigures:
         return replace(self, prompt=None)
 
 
-def _is_round(figure: int) -> bool:
+def is_round(figure: int) -> bool:
     """True if people set limits like *figure*: multiples of 100 or of 64, or one less."""
     return figure % 100 == 0 or figure % 64 in (0, 63)
 

@@ -83,8 +83,11 @@ _MEASURES = "字件条條人名張张枚回次轮輪页頁行株秒分円元건�
 """Characters, measure words of Chinese, Japanese and Korean, and money, right behind a number that tokens are not
 counted with."""
 
-_AFTER_SUBJECT = frozenset(NOTIONS[notion] for notion in ("over", "excess", "under", "length", "cap", "bytes"))
-"""Notions before which the unknown beginning of a text without spaces is what is too big (备注超过最大长度)."""
+_AFTER_SUBJECT = frozenset(
+    NOTIONS[notion] for notion in ("over", "excess", "under", "length", "cap", "bytes", "request")
+)
+"""Notions before which the unknown beginning of a text without spaces is what is too big (备注超过最大长度), or has
+it (文章内容过长)."""
 
 _OWNED = frozenset(
     NOTIONS[notion]
@@ -94,6 +97,9 @@ _OWNED = frozenset(
 
 _NOUN = re.compile(r"[\u30a0-\u30ff\u3400-\u9fff]{2}")
 """Two Chinese characters or Katakana in a row; fewer, and Hiragana, are particles."""
+
+_OF = ("的", "の")
+"""Particles behind what describes or has the next word."""
 
 _JOINING = frozenset({"and", "but", "while", "whereas", "и", "но", "et", "und", "y", "e"})
 
@@ -251,7 +257,7 @@ class Lexicon:
         start = 0
         for at, end, letters in words:
             if letters != NOTIONS["plain"]:
-                if letters[0] in _AFTER_SUBJECT and _NOUN.search(run[start:at]):
+                if _is_foreign(run[start:at], letters[0]):
                     yield NOTIONS["foreign"]
                 break
             start = end
@@ -310,6 +316,16 @@ def _folded(text: str) -> str:
 
 def _is_run(phrase: str) -> bool:
     return _RUN.fullmatch(phrase) is not None
+
+
+def _is_foreign(beginning: str, letter: str) -> bool:
+    """True if the unknown *beginning* of a run makes what *letter* stands for something else's.
+
+    It does not in "您发送的内容": what you sent may be a conversation.
+    """
+    if letter == NOTIONS["request"] and beginning.endswith(_OF):
+        return False
+    return letter in _AFTER_SUBJECT and _NOUN.search(beginning) is not None
 
 
 def _letter(kind: str | None, sign: str) -> str:

@@ -55,6 +55,7 @@ def test_codes_and_members() -> None:
         ({"errors": {"detail": "is no good"}}, ""),
         ({"path": "/v1/chat", "message": "no"}, ""),
         ({"detail": [{"loc": ["body", "messages", 0, "content"], "msg": "no"}]}, "messages.0.content"),
+        ({"detail": [{"loc": ["body"], "msg": "no"}]}, ""),
         ({"message": "Malformed input request: #/texts/41: expected maxLength: 2048"}, "texts.41"),
     ],
 )
