@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from proxy.core.apis.json_steps import ONE_CALL, dismantle, parse_each, runs
+from proxy.core.apis.json_steps import ONE_CALL, dismantle, is_large, parse_each, runs
 from proxy.core.conversation import Call
 from proxy.core.written_calls import NO_TEXT_FORMAT, TextToolFormat
 
@@ -213,7 +213,7 @@ class ToolMap:
         repeat_key = 0
         if tool.kind in REPEATABLE and isinstance(values, dict):
             repeat_key = _repeat_key(name, values, arguments)
-        if len(arguments) > ONE_CALL:
+        if len(arguments) > ONE_CALL and is_large(arguments.encode("utf-8", "replace")):
             dismantle(values)
         digests, name_digests = tuple(map(hash, paths)), tuple(map(hash, names))
         return Call(tool.kind, repeat_key, digests, name_digests, first, last, tool.limit)
@@ -405,10 +405,11 @@ def _holds_figure(value: Any) -> bool:
     stack = [value]
     while stack:
         node = stack.pop()
-        if isinstance(node, dict):
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
+        # Exact types are fast, and parsed JSON has no other lists and objects.
+        if type(node) is dict:
+            stack += node.values()
+        elif type(node) is list:
+            stack += node
         elif _is_figure(node):
             return True
     return False

@@ -13,12 +13,13 @@ import msgspec
 
 from proxy.core.apis.json_scan import Field, Span, elements, members, members_at
 from proxy.core.apis.json_steps import (
-    ONE_CALL,
+    MOST_AT_ONCE,
     UNREADABLE,
     decode,
     dismantle,
     encode_in_steps,
     is_large,
+    is_small,
     parse,
     spelled,
 )
@@ -41,7 +42,7 @@ CACHE_MARK = "cache_control"
 
 _WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _ASCII_WRITER = json.JSONEncoder(separators=(",", ":"))
-_FRACTION = re.compile(rb"[\[:,]-?[0-9]+[.eE]")
+_FRACTION = re.compile(rb"[\[:,]-?[0-9]++[.eE]")
 """A fraction in a list or an object."""
 
 
@@ -57,6 +58,8 @@ def to_json(value: Any) -> str:
     """Return *value* as JSON that UTF-8 can encode; lone surrogates, which it cannot, stay escaped."""
     if type(value) is str:
         text = _WRITER.encode(value)
+    elif is_small(value, MOST_AT_ONCE):
+        text = _written(value)
     else:
         text = encode_in_steps(value, _written)
     try:
@@ -81,7 +84,7 @@ def _written(value: Any) -> str:
     except (UnicodeEncodeError, TypeError):  # lone surrogates, and numbers that Python does not hold
         return spelled(value, _WRITER.encode)
     if b"null" in text or type(value) is float or _FRACTION.search(text):
-        return _WRITER.encode(value)
+        return encode_in_steps(value, _WRITER.encode)
     return text.decode()
 
 
@@ -139,7 +142,7 @@ def argument_slots(path: Path, text: str) -> Iterator[Slot]:
         return
     # All slots before the first is yielded: ``dismantle`` empties the value that they are read from.
     slots = [Slot(path, leaf, inner) for inner, leaf in leaves(value)]
-    if len(text) > ONE_CALL:
+    if is_large(text.encode("utf-8", "replace")):
         dismantle(value)
     yield from slots
 

@@ -53,8 +53,7 @@ OLDEST = 0.6
 """The worth of a mention at the very beginning, as a share of the worth of one at the end."""
 
 _PLAIN = attrgetter("plain")
-_BLANKS = str.maketrans(dict.fromkeys("\"'`<>(){}[],;|=*", " "))
-_SPLIT = lazy_pattern(r"[^\s\"'`<>(){}\[\],;|=*]+")
+_BLANKS = bytes.maketrans(b"\"'`<>(){}[],;|=*", b" " * 16)
 _QUOTED = lazy_pattern(r"[「『《【“]([^」』》】”\n]{2,40})[」』》】”]")
 PATH = lazy_pattern(
     r"(?:~|\.{1,2}|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+/?|[\w@.-]+(?:/[\w.@+-]+)+/?|[\w-]+(?:\.[\w-]+)*\.[a-z][a-z0-9]{0,5}"
@@ -274,7 +273,7 @@ class Names:
             texts.extend(map(_PLAIN, calls[index]))
         short = sorted(texts, key=len)
         joined = " ".join(short[: bisect_right(short, SHORT, key=len)])
-        self._pieces.names_in(set(joined.translate(_BLANKS).split()))
+        self._pieces.names_in(joined)
         for index in reversed(indexes):
             entry = entries[index]
             recency = OLDEST + (1 - OLDEST) * ((index + 1) / len(entries))
@@ -317,7 +316,7 @@ class Names:
                 break
             window = text[start : start + WINDOW]
             if window.isalnum() and window.isascii():  # one word, with no date, long figure or name of two words in it
-                names |= self._pieces.names_in({window})
+                names |= self._pieces.names_in(window)
             else:
                 names |= self._names_in(window, is_written=worth > WRITTEN["tool"])
         times, newest = self.mentions[worth], self.recency
@@ -332,10 +331,8 @@ class Names:
         In what a user or the model has written, dates and titles of several words are names, too, and in a chat people
         and places.
         """
-        if text.isascii():  # a quarter of the time that the pattern takes, and none of the marks of titles is in ASCII
-            names = self._pieces.names_in(set(text.translate(_BLANKS).split()))
-        else:
-            names = self._pieces.names_in(set(_SPLIT.findall(text)))
+        names = self._pieces.names_in(text)
+        if not text.isascii():  # none of the marks of titles is in ASCII
             titles = _QUOTED.findall(text)
             if not is_written:
                 titles = [title for title in titles if not any(map(str.isspace, title))]
@@ -376,8 +373,11 @@ class _Pieces:
         self._inner: dict[str, tuple[str, ...]] = {}
         """The names in other pieces, which have signs around them or between them."""
 
-    def names_in(self, pieces: set[str]) -> set[str]:
-        """Every name in *pieces*."""
+    def names_in(self, text: str) -> set[str]:
+        """Every name in the pieces of *text*."""
+        # The signs are ASCII, and in UTF-8 no other character has their bytes.
+        signless = text.encode("utf-8", "surrogatepass").translate(_BLANKS).decode("utf-8", "surrogatepass")
+        pieces = set(signless.split())
         if len(self._seen) > MOST_PIECES:
             self._seen, self._whole, self._inner = set(), set(), {}
         if new := pieces - self._seen:

@@ -20,6 +20,7 @@ from proxy.core.apis.json_steps import (
     dismantle,
     encode_in_steps,
     is_large,
+    is_small,
     parse,
     parse_each,
     read_fraction,
@@ -54,6 +55,7 @@ def test_what_has_many_values_is_large(value: Any, most: int, spaced: bool) -> N
     assert not is_large(raw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_steps, "MOST", most)
+        patch.setattr(json_steps, "MOST_AT_ONCE", most)
         patch.setattr(json_steps, "ONE_CALL", 0)
         assert is_large(raw) or not json_steps._large(value)
 
@@ -113,6 +115,23 @@ def nodes(value: Any) -> int:
         count += 1
         stack.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
     return count
+
+
+@given(VALUES)
+@pytest.mark.slow
+def test_what_is_inside_a_value_is_counted(value: Any) -> None:
+    """As many values are inside as a walk visits, if texts count as one each."""
+    inside = nodes(value) - 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "_TEXT", 1_000)
+        assert is_small(value, inside)
+        assert not is_small(value, inside - 1)
+
+
+def test_characters_of_texts_count_too() -> None:
+    """A few long texts take as long as many values."""
+    assert is_small(["x" * 1_000] * 4, 4 + 4 * 1_000 // 16)
+    assert not is_small(["x" * 1_000] * 4, 3 + 4 * 1_000 // 16)
 
 
 @given(VALUES)
