@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.core.compaction.digest import BEGINNINGS
 from proxy.core.compaction.truncate import MARKER, MIDDLE, OMITTED, SHORT_MARKER
 from tests.stub.tokens import IMAGE_HIGH, request_tokens
 from tests.support.api_formats import SYSTEMS, text_of
@@ -148,8 +149,20 @@ def is_replaced(was: Any, now: Any) -> bool:
     before, shown = text_of(was), text_of(now)
     if shown.startswith(("[Old ", "[Left out: ")):
         return True
-    head, marker, tail = shown.partition(MIDDLE)
-    return bool(marker) and before.startswith(head.removesuffix("\n")) and before.endswith(tail.removeprefix("\n"))
+    head, marker, rest = shown.partition(MIDDLE)
+    names, tail = _names_and_tail(rest.removeprefix("\n"))
+    if not marker or not all(name in before for name in names):
+        return False
+    return before.startswith(head.removesuffix("\n")) and before.endswith(tail)
+
+
+def _names_and_tail(rest: str) -> tuple[list[str], str]:
+    """The words of the digest's lines at the beginning of *rest*, and what stands behind them."""
+    names: list[str] = []
+    lines = rest.split("\n")
+    while lines and (beginning := next(filter(lines[0].startswith, BEGINNINGS), "")):
+        names += [word.strip("“”") for word in lines.pop(0).removeprefix(beginning).split()]
+    return names, "\n".join(lines)
 
 
 def _is_clipped_text(was: str, now: str) -> bool:

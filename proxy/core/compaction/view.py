@@ -17,9 +17,10 @@ from proxy.core.apis.json_edit import CACHE_MARK, cache_marks, common_cap, minif
 from proxy.core.apis.json_scan import Span
 from proxy.core.compaction.block import FoldedItems, render_block
 from proxy.core.compaction.digest import digest_of
+from proxy.core.compaction.names import WINDOW
 from proxy.core.compaction.prune import LINE, NAMES, placeholder_text
 from proxy.core.compaction.record import Compaction, CompactionRecord, Placeholder
-from proxy.core.compaction.truncate import clip, line_count, truncate_to
+from proxy.core.compaction.truncate import MIDDLE, clip, line_count, truncate_to
 from proxy.core.compaction.work_state import FoldedCall, outcome_words, work_state
 from proxy.core.conversation import Count, Item, ItemText, Layout
 from proxy.core.tokens.budget import NOTHING, RoleTotals, add_up
@@ -47,17 +48,19 @@ TARGET_LENGTH = 120
 """Most characters of a call's target, and of an error, in the line that stands for a result."""
 
 DIGESTED_LINES = 2_000
-"""Lines of an old result that are searched for names."""
+"""Lines of a result that are searched for names."""
 
 HEADINGS = 12
-"""Tokens of the headings above the names of an old result."""
+"""Tokens of the headings above the names of a result."""
+
+SEAMS, MOST_NAMED = 2, 512
+"""Tokens that texts may take together beyond what each of them takes; most tokens of names of a truncated result."""
 
 CACHE_MARKS = 4
 """Most cache marks in a request. If the key occurs more often, some of the places are text and no marks.
 
 Four is the provider's limit: https://platform.claude.com/docs/en/build-with-claude/prompt-caching
 """
-
 
 CACHE_MARK_KEY = f'"{CACHE_MARK}"'.encode()
 
@@ -208,7 +211,9 @@ def _placeholder_items(
             placeholder = Placeholder(pair.index, "old")
         line = _placeholder_line(read, pair, placeholder, count, tools)
         if placeholder.reason == "old":
-            line = "\n".join([line, *_names(original.items[pair.index], _result_text(read, pair), count)])
+            item = original.items[pair.index]
+            room = item.tokens // NAMES // len(item.answers) - HEADINGS
+            line = "\n".join([line, *_names(_result_text(read, pair), room, count)])
         lines.setdefault(pair.index, []).append(encodable(line))
     written = {index: original.with_results(index, texts) for index, texts in lines.items()}
     return written | {index: known[index] for index in placeholders if index in known}
@@ -220,10 +225,21 @@ def _truncated(original: OriginalItems, index: int, tokens: int, count: Count) -
     sizes = [count(text) for text in texts]
     room = tokens - (original.items[index].tokens - sum(sizes))
     cap = common_cap(sizes, max(len(texts), room))
-    truncated = [
-        truncate_to(text, *_limits(text, size, cap), cap, count) for text, size in zip(texts, sizes, strict=True)
-    ]
+    truncated = [_truncated_result(text, size, cap, count) for text, size in zip(texts, sizes, strict=True)]
     return original.with_results(index, truncated, media=True)
+
+
+def _truncated_result(text: str, size: int, cap: int, count: Count) -> str:
+    """*text*, which takes *size* tokens, in at most *cap*: its head and end, and between them names of the middle."""
+    room = 0
+    if size > cap:
+        room = max(0, min(cap // NAMES, MOST_NAMED) - HEADINGS)
+    shown = truncate_to(text, *_limits(text, size, cap - room), cap - room, count)
+    if names := _names(text, room, count, shown[:WINDOW]):
+        marker = "\n".join([MIDDLE, *names])
+        room = count(marker) - count(MIDDLE) + SEAMS
+        shown = truncate_to(text, *_limits(text, size, cap - room), cap - room, count).replace(MIDDLE, marker, 1)
+    return shown
 
 
 def _limits(text: str, size: int, cap: int) -> tuple[int, int]:
@@ -337,13 +353,12 @@ def call_target(name: str, arguments: str, tools: ToolMap) -> str:
     return read_arguments(arguments).command or tools.subject(arguments)
 
 
-def _names(item: Item, result: str, count: Count) -> list[str]:
-    """The names that an old *result* of *item* mentioned, in a tenth of its size."""
-    room = item.tokens // NAMES // len(item.answers) - HEADINGS
+def _names(result: str, room: int, count: Count, known: str = "") -> list[str]:
+    """Lines with the names in *result* that *known* does not hold, in *room* tokens."""
     if room <= 0:
         return []
     lines = result.splitlines()[:DIGESTED_LINES]
-    return digest_of([ItemText("tool", line) for line in lines], room, count).lines()
+    return digest_of([ItemText("tool", line) for line in lines], room, count, known).lines()
 
 
 def _up_to_target_length(text: str) -> str:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from proxy.core.apis import chat, messages
 from proxy.core.apis.json_scan import scan
 from proxy.core.compaction.block import HEADER
+from proxy.core.compaction.digest import BEGINNINGS
 from proxy.core.compaction.record import Compaction, Placeholder, PlaceholderReason
+from proxy.core.compaction.truncate import MIDDLE
 from proxy.core.compaction.view import OriginalItems, assemble, write_texts
 from proxy.core.conversation import ItemText, lay_out
 from tests.support.api_formats import text_of
@@ -237,6 +239,31 @@ def test_a_cut_text_keeps_the_image_beside_it() -> None:
     (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 500),)))
     assert said[1] == image
     assert 200 < count_tokens(said[0]["text"]) < 500
+
+
+def test_a_cut_result_names_what_its_middle_held() -> None:
+    """Names and errors of the middle stand behind the marker, those of what is shown do not; the cap holds."""
+    rows = [f"the value of row {at} is as before and nothing else" for at in range(600)]
+    rows[0], rows[300] = "read by load_first_page", "Error: settle_batch_rules in src/billing/ledger.py refused DE4711"
+    messages = [TASK, *step("Bash", {"command": "make"}, "\n".join(rows), 1)]
+    (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 800),)))
+    head, _, rest = said.partition(MIDDLE)
+    named, _, end = rest.removeprefix("\n").partition("\nthe value of row")
+    assert "load_first_page" in head
+    assert "load_first_page" not in named
+    assert "settle_batch_rules" in named
+    assert "src/billing/ledger.py" in named
+    assert "row 300" not in said
+    assert end.endswith("599 is as before and nothing else")
+    assert 700 < count_tokens(said) <= 800
+
+
+@pytest.mark.parametrize("text", ["word " * 4_000, "\n" * 4_000 + "a\n" * 4_000])
+def test_a_middle_without_names_is_cut_as_before(text: str) -> None:
+    """What names leave is for head and end."""
+    messages = [TASK, *step("Bash", {"command": "make"}, text, 1)]
+    (said,) = lines_of(messages, Compaction(3, 0, 0, truncations=((2, 800),)))
+    assert BEGINNINGS[1] not in said
 
 
 MANY = range(50)
