@@ -60,11 +60,21 @@ def _reason(error: OSError) -> str:
 async def warn_of_unreachable(settings: Settings, warn: Warn) -> None:
     """Warn of each upstream that accepts no connection. It is only a warning: the upstream may start later."""
     addressed = [upstream for upstream in settings.upstreams if upstream.base_url]
-    causes = await asyncio.gather(*(connection_problem(upstream.base_url) for upstream in addressed))
+    causes = await asyncio.gather(*(_upstream_problem(upstream) for upstream in addressed))
     for upstream, cause in zip(addressed, causes, strict=True):
         if cause:
             advice = f"requests for it are answered 502 until {upstream.base_url} accepts connections"
             warn("upstream.unreachable", {"upstream": upstream.name, "cause": cause, "advice": advice})
+
+
+async def _upstream_problem(upstream: Upstream) -> str:
+    """Return why *upstream*, or the forward proxy that leads to it, accepts no connection; empty if it does."""
+    if upstream.proxy is None:
+        return await connection_problem(upstream.base_url)
+    cause = await connection_problem(upstream.proxy.get_secret_value())
+    if cause:
+        return f"its forward proxy: {cause}"
+    return ""
 
 
 async def connection_problem(base_url: str) -> str:

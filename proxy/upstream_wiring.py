@@ -126,10 +126,11 @@ def open_upstream(settings: Settings, bridge: Bridge | None = None) -> Upstreams
         Target(
             upstream.name,
             upstream.base_url or OWN_ADDRESSES[upstream.provider],
-            _key(upstream),
+            _revealed(upstream.api_key),
             api_key_header=upstream.key_header,
             headers=_headers(upstream),
             timeouts=Timeouts(**dict(upstream.timeouts)),
+            proxy=_revealed(upstream.proxy),
         )
         for upstream in settings.upstreams
         if not upstream.bridged or upstream.provider in OWN_ADDRESSES
@@ -144,7 +145,7 @@ def open_bridge(settings: Settings, tasks: Tasks) -> Bridge:
             upstream.name,
             upstream.provider,
             _bridged_address(upstream),
-            _key(upstream),
+            _revealed(upstream.api_key),
             ambient=upstream.has_ambient_credentials,
             headers=_headers(upstream),
             options=upstream.options,
@@ -184,16 +185,16 @@ def _bridged_address(upstream: configuration.Upstream) -> str | None:
     return base_url
 
 
-def _key(upstream: configuration.Upstream) -> str | None:
-    if upstream.api_key is None:
+def _revealed(secret: SecretStr | None) -> str | None:
+    if secret is None:
         return None
-    return upstream.api_key.get_secret_value()
+    return secret.get_secret_value()
 
 
 def _keys(upstream: configuration.Upstream) -> list[str]:
     """Return every credential that *upstream* is configured with: its key, and those in its headers."""
     keys = credentials(_headers(upstream))
-    if key := _key(upstream):
+    if key := _revealed(upstream.api_key):
         return [key, *keys]
     return [*keys]
 

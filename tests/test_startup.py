@@ -52,22 +52,28 @@ def test_the_page_s_address_is_named_if_there_is_one(tmp_path: Path, enabled: bo
 
 
 async def test_upstreams_that_accept_no_connection_are_warned_of(tmp_path: Path) -> None:
-    """One line for each upstream that is not there, with its name and what follows, and none for the others."""
+    """One line for each upstream that is not there, with its name and what follows, and none for the others.
+
+    Of one behind a forward proxy only that can be connected to.
+    """
     gone = free_port()
     with socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
         text = f"""upstreams:
 - {{name: there, base_url: 'http://127.0.0.1:{port}/v1'}}
 - {{name: gone, base_url: 'http://127.0.0.1:{gone}/v1'}}
+- {{name: behind, base_url: 'http://127.0.0.1:{gone}/v1', proxy: 'http://127.0.0.1:{port}'}}
+- {{name: shut, base_url: 'http://127.0.0.1:{port}/v1', proxy: 'http://127.0.0.1:{gone}'}}
 - {{name: cloud, provider: bedrock}}
 """
         warned: list[tuple[str, dict[str, object]]] = []
         await warn_of_unreachable(
             load(write_settings(tmp_path, text), {}, {}), lambda event, facts: warned.append((event, facts))
         )
-    ((event, facts),) = warned
+    (event, facts), (_, behind_proxy) = warned
     assert (event, facts["upstream"]) == ("upstream.unreachable", "gone")
     assert "refused" in str(facts["cause"]).lower()
+    assert (behind_proxy["upstream"], "its forward proxy" in str(behind_proxy["cause"])) == ("shut", True)
     assert f"http://127.0.0.1:{gone}/v1" in str(facts["advice"])
 
 

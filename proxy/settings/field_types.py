@@ -161,6 +161,23 @@ def _url(value: Any) -> Any:
     return _base_url(value.rstrip("/"))
 
 
+def _forward_proxy(value: Any) -> Any:
+    if value in ("", None):
+        return None
+    if isinstance(value, SecretStr):
+        return value
+    remedy = "Write it like http://proxy.example:3128 or http://user:password@proxy.example:3128."
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme == "http" and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except (AttributeError, TypeError, ValueError):
+        is_url = False
+    # Not the parser's text, which may quote a part of the password.
+    if not is_url or not (value.isascii() and value.isprintable()) or set(" ?#") & set(value):
+        raise _problem("is no http URL of a proxy", remedy)
+    return value
+
+
 def _base_url(url: str) -> str:
     """Return *url* if it can be followed by a route."""
     for route in _ROUTES:
@@ -225,6 +242,7 @@ Tokens = Annotated[int, BeforeValidator(_tokens), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 HeaderValue = Annotated[SecretStr, BeforeValidator(_header)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_secret)]
+ForwardProxy = Annotated[SecretStr | None, BeforeValidator(_forward_proxy)]
 MasterKey = Annotated[SecretStr | None, BeforeValidator(_master_key)]
 OtherKey = Annotated[SecretStr, BeforeValidator(_other_key)]
 AccessKey = Annotated[SecretStr, BeforeValidator(_access_key)]

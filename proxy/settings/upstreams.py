@@ -19,6 +19,7 @@ from proxy.settings.field_types import (
     BaseUrl,
     FieldProblem,
     FilePath,
+    ForwardProxy,
     HeaderValue,
     OptionalSecret,
     Seconds,
@@ -98,6 +99,9 @@ class Upstream(Section):
     )
     headers: dict[str, HeaderValue] = Field(default={}, description="Header fields added to every request.")
     timeouts: Timeouts = Timeouts.defaults()
+    proxy: ForwardProxy = Field(
+        default=None, description="http URL of the forward proxy that leads to it; none: it is reached directly."
+    )
     probe: bool = Field(default=True, description="Query the server's windows in the background.")
     include_usage: bool = Field(
         default=False,
@@ -151,6 +155,9 @@ class Upstream(Section):
             problems.append((("base_url",), "is required", "Add `base_url: http://127.0.0.1:8000/v1` or the like."))
         if self.options and not self.bridged:
             problems.append((("options",), "mean nothing without a provider", "Name the provider, or take them out."))
+        if self.proxy is not None and self.bridged:
+            remedy = "Take it out, or reach the provider by its own OpenAI-compatible address, without `provider`."
+            problems.append((("proxy",), "is not used for a provider that LiteLLM calls", remedy))
         if self.api_key_header and not _TOKEN.match(self.api_key_header):
             problems.append((("api_key_header",), "is no header name", "Use letters, digits and dashes."))
         raise_problems([*problems, *_bad_headers(self.headers)])

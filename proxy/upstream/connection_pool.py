@@ -393,16 +393,25 @@ class PooledConnection(BaseProtocol):
 class ConnectionPool:
     """The connections to one upstream. The one used last is used next, so that surplus ones reach their idle limit.
 
-    *session* dials; its connector is closed after the pool. ``idle`` are the connections between two exchanges.
+    *session* dials; its connector is closed after the pool. ``idle`` are the connections between two exchanges. An
+    upstream with TLS may be behind the forward *proxy*, which is asked for a tunnel to it (CONNECT).
     """
 
-    def __init__(self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts, proxy: URL | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._session = session
         self._timeouts = timeouts
-        self._connect_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect)
+        # ``connect`` is for all steps, a forward proxy's answer among them; ``sock_connect`` would be for each of them.
+        self._connect_timeout = aiohttp.ClientTimeout(total=None, connect=timeouts.connect)
+        proxy_auth: aiohttp.BasicAuth | None = None
+        if proxy is not None:
+            proxy, proxy_auth = proxy.with_user(None), aiohttp.BasicAuth.from_url(proxy)
         # Never sent: aiohttp's connector reads the address from a request, and has no other way to be given one.
-        self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session)
+        self._dialling = aiohttp.ClientRequest(
+            "POST", origin, loop=self._loop, session=session, proxy=proxy, proxy_auth=proxy_auth
+        )
         self._connections: set[PooledConnection] = set()
         self.idle: dict[PooledConnection, None] = {}
         self.keeps_connections = timeouts.keep_alive > 0
@@ -460,7 +469,10 @@ class ConnectionPool:
         connector = self._session.connector
         if connector is None:
             raise aiohttp.ClientConnectionError("the session is closed")
-        dialled = await connector.connect(self._dialling, [], self._connect_timeout)
+        try:
+            dialled = await connector.connect(self._dialling, [], self._connect_timeout)
+        except TimeoutError as error:
+            raise aiohttp.ConnectionTimeoutError from error
         handler = dialled.protocol
         assert handler is not None
         try:

@@ -1,7 +1,7 @@
 """Sends requests to upstreams as bytes, on pooled sessions that share nothing between callers but sockets.
 
 A POST whose body is in memory goes over ``connection_pool``. All else goes through aiohttp's client: other methods,
-streamed bodies and upgrades.
+streamed bodies, upgrades, and all requests without TLS through a forward proxy, which names whole URLs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Upstreams:
             raise _shutting_down(target)
         for pause in (*_CONNECT_PAUSES, None):
             try:
-                if method == "POST" and body and isinstance(body, bytes):
+                if method == "POST" and body and isinstance(body, bytes) and ready.is_pooled:
                     head = ready.head(path_qs, headers, added)
                     return DirectReply(await ready.pool.post(head, body), target, ready.timeouts)
                 response = await ready.request(
@@ -179,7 +179,9 @@ class _ReadyTarget:
         "_base",
         "_client_timeout",
         "_fixed",
+        "_proxy",
         "_replaced",
+        "is_pooled",
         "name",
         "pool",
         "session",
@@ -193,9 +195,14 @@ class _ReadyTarget:
         self.urls: dict[str, URL] = {}
         self._base = BaseUrl(target.base_url)
         self.timeouts = target.timeouts
-        self.pool = ConnectionPool(session, URL(self._base.join("/"), encoded=True), target.timeouts)
+        self._proxy: URL | None = None
+        if target.proxy is not None:
+            self._proxy = URL(target.proxy)
+        origin = URL(self._base.join("/"), encoded=True)
+        self.pool = ConnectionPool(session, origin, target.timeouts, self._proxy)
+        self.is_pooled = self._proxy is None or origin.scheme == "https"
         self._client_timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
+            total=None, connect=target.timeouts.connect, sock_read=target.timeouts.first_byte
         )
         self._fixed = CIMultiDict(target.headers)
         self._replaced = {name.lower() for name in target.headers}
@@ -225,6 +232,7 @@ class _ReadyTarget:
                     data=data,
                     allow_redirects=False,
                     timeout=self._client_timeout,
+                    proxy=self._proxy,
                 )
         except aiohttp.ClientError:
             raise  # its timeouts are subclasses of TimeoutError, too
@@ -294,6 +302,8 @@ def _ullage_error(target: str, timeouts: Timeouts, error: Exception) -> UllageEr
         return UpstreamTimeout(target, timeouts.first_byte)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return UpstreamUnreachable(target, f"no connection within {timeouts.connect:g} s")
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return UpstreamUnreachable(target, f"its forward proxy answered {error.status} ({error.message})")
     if isinstance(error, aiohttp.ClientResponseError | InvalidHttp):
         return UpstreamUnreachable(target, "its answer is not valid HTTP")
     return UpstreamUnreachable(target, "it closed the connection before it answered")
@@ -314,7 +324,10 @@ def _connect_cause(error: aiohttp.ClientConnectorError) -> str:
     if isinstance(error.os_error, ssl.SSLError) or isinstance(error, aiohttp.ClientSSLError):
         reason = getattr(error.os_error, "reason", None) or "unknown reason"
         return f"the TLS connection could not be made ({reason.replace('_', ' ').lower()})"
-    return f"connecting to {error.host}:{error.port} failed ({error.os_error.strerror or 'refused'})"
+    cause = f"connecting to {error.host}:{error.port} failed ({error.os_error.strerror or 'refused'})"
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        cause += ", its forward proxy"
+    return cause
 
 
 class DirectReply:

@@ -52,7 +52,8 @@ class Timeouts(msgspec.Struct, frozen=True):
 class Target:
     """One upstream. ``api_key`` replaces the client's credentials; without one these are forwarded.
 
-    ``headers`` are added to every request and replace the client's.
+    ``headers`` are added to every request and replace the client's. ``proxy`` is the URL of the forward proxy through
+    which it is reached, perhaps with a user and a password; None if it is reached directly.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Target:
     api_key_header: str = "authorization"
     headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS, repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    proxy: str | None = field(default=None, repr=False)
 
 
 class BaseUrl:

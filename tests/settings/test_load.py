@@ -111,6 +111,14 @@ WRONG = {
     "no scheme": ("upstreams: [{name: a, base_url: 'h/v1'}]", 1, "upstreams[0].base_url", "no http(s) URL", "Write it"),
     "no host": ("upstreams: [{name: a, base_url: 'http:///v1'}]", 1, "upstreams[0].base_url", "no http(s)", "Write"),
     "user": ("upstreams: [{name: a, base_url: 'http://u:p@h'}]", 1, "upstreams[0].base_url", "user", "api_key"),
+    "proxy": (
+        "upstreams: [{name: a, base_url: 'https://h', proxy: 'socks5://h:1'}]", 1, "upstreams[0].proxy",
+        "no http URL of a proxy", "http://user:password@",
+    ),
+    "proxy of a provider": (
+        "upstreams: [{name: a, provider: gemini, proxy: 'http://h:1'}]", 1, "upstreams[0].proxy", "LiteLLM calls",
+        "Take it out",
+    ),
     "bad port": ("upstreams: [{name: a, base_url: 'http://h:99999'}]", 1, "upstreams[0].base_url", "no URL", "Write"),
     "own header": (
         "upstreams: [{name: a, base_url: 'http://h', headers: {Host: x}}]", 1, "upstreams[0].headers.Host", "sets",

@@ -79,3 +79,16 @@ def test_a_star_in_a_models_name_needs_one_to_stand_for(tmp_path, name, model, i
     else:
         (problem,) = problems(tmp_path, text)
         assert "means nothing beside" in problem.message
+
+
+def test_a_forward_proxys_password_is_a_secret(tmp_path):
+    """Neither the settings nor an error about a proxy's URL repeats it; an empty one is none."""
+    upstream = "upstreams: [{name: a, base_url: 'https://h', proxy: '%s'}]\n"
+    settings = load(write_settings(tmp_path, upstream % "http://me:pass-word@h:3128"), {}, {})
+    assert settings.upstreams[0].proxy.get_secret_value() == "http://me:pass-word@h:3128"
+    assert "pass-word" not in repr(settings)
+    assert load(write_settings(tmp_path, upstream % ""), {}, {}).upstreams[0].proxy is None
+    for wrong in ("http://me:pass-word@h:port", "http://me:pass-word@h/path", "http://me:pass-word@", "https://h"):
+        problem = str(problems(tmp_path, upstream % wrong))
+        assert "no http URL of a proxy" in problem
+        assert "pass-word" not in problem
