@@ -397,21 +397,14 @@ class ConnectionPool:
     upstream with TLS may be behind the forward *proxy*, which is asked for a tunnel to it (CONNECT).
     """
 
-    def __init__(
-        self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts, proxy: URL | None = None
-    ) -> None:
+    def __init__(self, session: aiohttp.ClientSession, origin: URL, timeouts: Timeouts, proxy: URL | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._session = session
         self._timeouts = timeouts
         # ``connect`` is for all steps, a forward proxy's answer among them; ``sock_connect`` would be for each of them.
         self._connect_timeout = aiohttp.ClientTimeout(total=None, connect=timeouts.connect)
-        proxy_auth: aiohttp.BasicAuth | None = None
-        if proxy is not None:
-            proxy, proxy_auth = proxy.with_user(None), aiohttp.BasicAuth.from_url(proxy)
         # Never sent: aiohttp's connector reads the address from a request, and has no other way to be given one.
-        self._dialling = aiohttp.ClientRequest(
-            "POST", origin, loop=self._loop, session=session, proxy=proxy, proxy_auth=proxy_auth
-        )
+        self._dialling = aiohttp.ClientRequest("POST", origin, loop=self._loop, session=session, proxy=proxy)
         self._connections: set[PooledConnection] = set()
         self.idle: dict[PooledConnection, None] = {}
         self.keeps_connections = timeouts.keep_alive > 0

@@ -195,9 +195,7 @@ class _ReadyTarget:
         self.urls: dict[str, URL] = {}
         self._base = BaseUrl(target.base_url)
         self.timeouts = target.timeouts
-        self._proxy: URL | None = None
-        if target.proxy is not None:
-            self._proxy = URL(target.proxy)
+        self._proxy = URL(target.proxy) if target.proxy else None
         origin = URL(self._base.join("/"), encoded=True)
         self.pool = ConnectionPool(session, origin, target.timeouts, self._proxy)
         self.is_pooled = self._proxy is None or origin.scheme == "https"
