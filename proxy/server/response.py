@@ -346,14 +346,14 @@ class ReplyObserver:
         self._report = report
         self._tap: UsageTap | None = None
         self._newest: NewestEvent | None = None
-        if is_events:
-            self._newest = NewestEvent()
         self._end: StreamEnd | None = None
-        if watches_end:
-            self._end = StreamEnd()
         self._is_on = True
         try:
             self._tap = UsageTap(encoding)
+            if is_events:
+                self._newest = NewestEvent()
+            if watches_end:
+                self._end = StreamEnd()
         except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
 
@@ -401,12 +401,22 @@ class ReplyObserver:
             rest = self._hidden_rest()
         if self._end is None or self._newest is None or not self._is_on:
             return rest, True
-        return rest, self._end.done and not self._newest.is_cut
+        try:
+            return rest, self._end.done and not self._newest.is_cut
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
+            self._turn_off(fault)
+            return rest, True
 
     @property
     def has_final_event(self) -> bool:
         """True if the newest event of the stream is whole, and one that nothing follows."""
-        return self._is_on and self._newest is not None and self._newest.is_final
+        if not self._is_on or self._newest is None:
+            return False
+        try:
+            return self._newest.is_final
+        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
+            self._turn_off(fault)
+            return False
 
     def _hidden_rest(self) -> bytes:
         if self._hider is None:

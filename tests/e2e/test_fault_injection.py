@@ -94,6 +94,7 @@ CARRIES = (
     "proxy/server/request.py is_outside_apis",
     "proxy/server/request.py listed_model",
     "proxy/server/request.py ends_like_route",
+    "proxy/server/request.py managed_path",
     "proxy/server/request.py plain_path",
     "proxy/server/request.py read_headers",
     "proxy/server/request.py read_path",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.apis.sse import NewestEvent, StreamEnd
 from proxy.core.apis.usage import UsageTap
 from proxy.core.overflow.stream import LateOverflowDetector
 from proxy.core.report import NO_USAGE, Usage
@@ -256,10 +257,23 @@ def test_a_part_that_fails_is_dropped_and_reported_once(part: type, points: list
     assert not failed or observer.usage == NO_USAGE
 
 
-def test_a_reader_of_usage_that_cannot_be_made_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [UsageTap, NewestEvent, StreamEnd])
+def test_a_part_that_cannot_be_made_is_done_without(part: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted, everything passes."""
-    monkeypatch.setattr(UsageTap, "__init__", lambda *_: 1 // 0)
+    monkeypatch.setattr(part, "__init__", lambda *_: 1 // 0)
     faults: list[Exception] = []
-    observer = ReplyObserver("", None, None, faults.append, is_events=True, watches_end=False)
+    observer = ReplyObserver("", None, None, faults.append, is_events=True, watches_end=True)
     assert observer.feed(STREAM) + observer.finish()[0] == STREAM
-    assert (observer.usage, len(faults)) == (NO_USAGE, 1)
+    assert (observer.usage, observer.has_final_event, len(faults)) == (NO_USAGE, False, 1)
+
+
+@pytest.mark.parametrize("question", ["is_cut", "is_final"])
+def test_a_question_at_the_end_that_fails_costs_no_answer(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream counts as one that nobody watched."""
+    monkeypatch.setattr(NewestEvent, question, property(lambda _: 1 // 0))
+    faults: list[Exception] = []
+    observer = ReplyObserver("", None, None, faults.append, is_events=True, watches_end=True)
+    assert observer.feed(STREAM) == STREAM
+    assert observer.finish() == (b"", True)
+    assert not observer.has_final_event
+    assert len(faults) == 1
