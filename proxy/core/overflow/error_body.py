@@ -221,7 +221,10 @@ def _named_member(value: dict[Any, Any]) -> str:
     """The member of the request that the error object *value* names; empty if it names none."""
     named = next((value[name] for name in _AT_FAULT if value.get(name)), "")
     if isinstance(named, list | tuple):
-        return ".".join(map(str, named[list(named[:1]) == ["body"] :]))
+        path = list(map(str, named))
+        if path[:1] == ["body"]:  # FastAPI's, which is not the member's name
+            del path[0]
+        return ".".join(path)
     if isinstance(named, str) and _MEMBER.match(named) and named.lower() not in ("none", "null"):
         return named
     return ""
