@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 from proxy.core.apis.sse import NewestEvent, StreamEnd
 from proxy.core.apis.usage import UsageTap
@@ -21,6 +21,8 @@ from proxy.engine import ports
 from proxy.engine.include_usage import UsageHider
 from proxy.server.incoming import IncomingRequest
 from proxy.tasks import Faults
+
+T = TypeVar("T")
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}" for status in HTTPStatus}
 _JOINED: Final = 2**14
@@ -399,33 +401,32 @@ class ReplyObserver:
         rest = b""
         if self._hider is not None:
             rest = self._hidden_rest()
-        if self._end is None or self._newest is None or not self._is_on:
+        end, newest = self._end, self._newest
+        if end is None or newest is None or not self._is_on:
             return rest, True
-        try:
-            return rest, self._end.done and not self._newest.is_cut
-        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
-            self._turn_off(fault)
-            return rest, True
+        return rest, self._guarded(lambda: end.done and not newest.is_cut, otherwise=True)
 
     @property
     def has_final_event(self) -> bool:
         """True if the newest event of the stream is whole, and one that nothing follows."""
-        if not self._is_on or self._newest is None:
+        newest = self._newest
+        if not self._is_on or newest is None:
             return False
-        try:
-            return self._newest.is_final
-        except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
-            self._turn_off(fault)
-            return False
+        return self._guarded(lambda: newest.is_final, otherwise=False)
 
     def _hidden_rest(self) -> bytes:
-        if self._hider is None:
+        hider = self._hider
+        if hider is None:
             return b""
+        return self._guarded(lambda: hider.pending, otherwise=b"")
+
+    def _guarded(self, read: Callable[[], T], *, otherwise: T) -> T:
+        """Return what *read* returns, or *otherwise* after a fault in it."""
         try:
-            return self._hider.pending
+            return read()
         except Exception as fault:  # noqa: BLE001 - observing an answer must not cost it
             self._turn_off(fault)
-            return b""
+            return otherwise
 
     def _turn_off(self, fault: Exception) -> None:
         if self._is_on:
